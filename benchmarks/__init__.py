@@ -1,1 +1,1 @@
-"""One script per speed claim. `make bench` runs those that this machine supports; each prints a table of ratios."""
+"""One script for each speed claim. `make bench` runs those that this machine supports. Each prints a table."""

@@ -1,4 +1,4 @@
-"""Run every benchmark that this machine can."""
+"""Run every benchmark that this machine supports."""
 
 import importlib
 
@@ -18,7 +18,7 @@ NAMES = (
 
 
 def main() -> None:
-    """Run them one after the other; those that need a GPU say so."""
+    """Run the benchmarks one after the other. Without a GPU, those that need one print this and do nothing."""
     for name in NAMES:
         importlib.import_module(f"benchmarks.{name}").main()
 

@@ -1,4 +1,4 @@
-"""Candidates for the constants of kernels, such as their tiles: each is set for a while, checked and timed."""
+"""Candidates for the constants of kernels, such as their tiles: each is temporarily set, checked and timed."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from benchmarks._measure import alternate, seconds_of
 from sandmask.functional.kernels.tiles import SPLIT
 
 REPEATS, SECONDS, MOST_CALLS = 5, 0.004, 20  # readings, seconds of each, and calls in it
-AS_EXACT = 1.05  # times the error of the present constants, up to which a candidate may replace them
+AS_EXACT = 1.05  # largest error of a candidate that may replace the present constants, relative to their error
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Constant:
 
     module: ModuleType
     name: str
-    key: int | None = None  # of a table by the kind of numbers
+    key: int | None = None  # the kind of numbers, if the constant is a table
 
     def __str__(self) -> str:
         where = f"{self.module.__name__.removeprefix('sandmask.functional.')}.{self.name}"
@@ -42,7 +42,7 @@ class Constant:
 
 
 def last_run(found: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The last run's part of results [K, ...]."""
+    """Return the last run's part of results [K, ...]."""
     return tuple(part[-1] for part in ([found] if isinstance(found, Tensor) else found))
 
 
@@ -52,19 +52,19 @@ def _or(value: Any, other: Any) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """One or more launches of a training step, the constants that they use, and other values of these."""
+    """One or more launches of a training step, their constants, and other values of these constants."""
 
     name: str
     constants: tuple[Constant, ...]
-    candidates: Sequence[tuple[Any, ...]]  # a value for every constant; None leaves it as it is
+    candidates: Sequence[tuple[Any, ...]]  # a value for every constant; None keeps the present one
     launch: Callable[[], Any]
     exact: Callable[[], tuple[Tensor, ...]]  # the last run's results in float64
-    limit: float  # on the relative error
-    results: Callable[[Any], tuple[Tensor, ...]] = last_run  # out of what `launch` returns
-    written: tuple[Tensor, ...] = ()  # that `launch` writes into
+    limit: float  # of the relative error
+    results: Callable[[Any], tuple[Tensor, ...]] = last_run  # extracts the results from what `launch` returns
+    written: tuple[Tensor, ...] = ()  # tensors that `launch` writes into
 
     def all_values(self) -> Iterator[tuple[Any, ...]]:
-        """The present values, and the candidates."""
+        """Yield the present values, then the candidates."""
         present = tuple(constant.get() for constant in self.constants)
         found = [tuple(map(_or, values, present)) for values in self.candidates]
         yield from dict.fromkeys([present, *found])
@@ -72,13 +72,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Reading:
-    """What was measured with some values of a case's constants."""
+    """A measurement with some values of a case's constants."""
 
     case: str
     setting: str
-    microseconds: float  # per run; 0 where it did not run
+    microseconds: float  # per run; 0 if it did not run
     error: float
-    remark: str  # why it cannot be used, or nothing
+    remark: str  # why it cannot be used, or empty
 
     def row(self) -> tuple[str, ...]:
         time, error = (f"{self.microseconds:.3f}", f"{self.error:.1e}") if self.microseconds else ("", "")
@@ -87,7 +87,7 @@ class Reading:
 
 @contextmanager
 def set_to(constants: Sequence[Constant], values: Sequence[Any]) -> Iterator[None]:
-    """Set constants for a while."""
+    """Set constants temporarily."""
     before = [constant.get() for constant in constants]
     try:
         for constant, value in zip(constants, values, strict=True):
@@ -99,7 +99,7 @@ def set_to(constants: Sequence[Constant], values: Sequence[Any]) -> Iterator[Non
 
 
 def setting_of(constants: Sequence[Constant], values: Sequence[Any]) -> str:
-    """The lines of the modules that these values would be."""
+    """Format values as assignments in the modules."""
     return ", ".join(
         f"{constant} = {tuple(value) if isinstance(value, tuple) else value}"
         for constant, value in zip(constants, values, strict=True)
@@ -107,7 +107,7 @@ def setting_of(constants: Sequence[Constant], values: Sequence[Any]) -> str:
 
 
 def measure(case: Case, n_runs: int) -> Iterator[Reading]:
-    """One reading after the other: of the present values, of the candidates, and again of the present values."""
+    """Yield readings of the present values, of the candidates, and again of the present values."""
     exact = case.exact()
     values = list(case.all_values())
     for chosen in (*values, values[0]):
@@ -118,7 +118,7 @@ def measure(case: Case, n_runs: int) -> Iterator[Reading]:
                 seconds = _seconds(case.launch)
             except OutOfResources as problem:
                 yield Reading(case.name, setting, 0.0, 0.0, f"does not fit: {problem}"[:80])
-            except Exception as problem:  # noqa: BLE001 - the others are still to be measured
+            except Exception as problem:  # noqa: BLE001 - continue with the others
                 yield Reading(case.name, setting, 0.0, 0.0, f"{type(problem).__name__}: {problem}"[:80])
             else:
                 remark = "" if error <= case.limit else "no"
@@ -126,7 +126,7 @@ def measure(case: Case, n_runs: int) -> Iterator[Reading]:
 
 
 def repeated(count: int, launch: Callable[[], Any]) -> Any:
-    """What the last of some launches returns: a step has as many."""
+    """Launch as often as a step does, and return the result of the last launch."""
     found = launch()
     for _ in range(count - 1):
         found = launch()
@@ -134,16 +134,16 @@ def repeated(count: int, launch: Callable[[], Any]) -> Any:
 
 
 def launch_once(case: Case, values: tuple[Any, ...]) -> None:
-    """Compile a candidate's kernels, which leaves them in Triton's cache."""
+    """Compile a candidate's kernels, which stores them in Triton's cache."""
     with set_to(case.constants, values):
         try:
             case.launch()
-        except Exception as problem:  # noqa: BLE001 - `measure` will say so
+        except Exception as problem:  # noqa: BLE001 - `measure` reports it
             print(f"{case.name}: {setting_of(case.constants, values)}: {problem}"[:200], flush=True)
 
 
 def _error(case: Case, exact: tuple[Tensor, ...]) -> float:
-    """The largest relative error of a case's results; infinite where one is NaN or was not written."""
+    """Return the largest relative error of a case's results; infinite if one is NaN or was not written."""
     for tensor in case.written:
         tensor.fill_(torch.nan)
     found = case.results(case.launch())
@@ -162,12 +162,12 @@ def _seconds(launch: Callable[[], Any]) -> float:
 
 
 def ranked(readings: Sequence[Reading]) -> list[Reading]:
-    """Fastest first; those that did not run or are wrong come last."""
+    """Sort readings by time. Those that did not run or are wrong come last."""
     return sorted(readings, key=lambda reading: (bool(reading.remark), reading.microseconds))
 
 
 def verdict(readings: Sequence[Reading]) -> str:
-    """Which constants to change, from the readings of one case in the order of `measure`."""
+    """Say which constants to change, from the readings of one case in the order of `measure`."""
     present, again = readings[0], readings[-1]
     if present.remark or again.remark:
         return f"{present.case}: the present constants do not run, or are wrong: {present.remark or again.remark}"

@@ -1,4 +1,4 @@
-"""Ratios of medians, measured alternately in one process, after warm-up."""
+"""Measure median times of actions, which take turns in one process after a warm-up."""
 
 import platform
 import statistics
@@ -11,7 +11,7 @@ Action = Callable[[], object]
 
 
 def machine() -> str:
-    """The machine and the torch that a figure belongs to."""
+    """Describe the machine and the versions of torch and Python."""
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name()
     else:
@@ -20,7 +20,7 @@ def machine() -> str:
 
 
 def seconds_of(action: Action) -> float:
-    """Wall-clock seconds of one call, until the device has finished."""
+    """Measure wall-clock seconds of one call, until the device has finished."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.synchronize()
@@ -32,10 +32,10 @@ def seconds_of(action: Action) -> float:
 
 
 def alternate(actions: Mapping[str, Action], repeats: int, warmup: int = 3, calls: int = 1) -> dict[str, float]:
-    """Median seconds of each action; they take turns, so that all see the same machine.
+    """Measure median seconds of each action. The actions take turns, so that other load affects them equally.
 
-    With `calls` above 1 an action is called so often in a row for each reading: what a busy device needs for it,
-    without the wait for the first launch.
+    With `calls` above 1, each reading is the mean of this many calls in a row. It is the time on a busy device, without
+    the latency of the first launch.
     """
     if calls > 1:
         many = {name: lambda action=action: [action() for _ in range(calls)] for name, action in actions.items()}
@@ -51,7 +51,7 @@ def alternate(actions: Mapping[str, Action], repeats: int, warmup: int = 3, call
 
 
 def print_rows(title: str, rows: list[tuple[str, ...]]) -> None:
-    """A Markdown table; the first row is its head."""
+    """Print a Markdown table. The first row is its header."""
     print(f"\n### {title}\n\n{machine()}\n")
     for i, row in enumerate(rows):
         print("| " + " | ".join(row) + " |")

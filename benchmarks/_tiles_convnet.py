@@ -53,7 +53,7 @@ class Layer(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What a stack trains on, by which kind of numbers; how often each layer is launched, and that of the context."""
+    """A stack: runs, kind of numbers, images, layers with the number of their launches, and layers of ARM's context."""
 
     n_runs: int = 16
     kind: int = 2
@@ -64,7 +64,7 @@ class Sizes(NamedTuple):
 
 
 class Tensors:
-    """The tensors of a convolution of K runs: as they are, and as the kernels take them."""
+    """The tensors of a convolution of K runs, also in the layout that the kernels take."""
 
     def __init__(self, sizes: Sizes, layer: Layer) -> None:
         n_in, n_out, side, self.stride, taps = layer
@@ -85,12 +85,12 @@ class Tensors:
         return split(x) if kind == SPLIT else x
 
     def last(self, tensor: Tensor) -> Tensor:
-        """The last run's images [N, channels, height, width], or its weights, in float64."""
+        """Return the last run's images [N, channels, height, width], or its weights, in float64."""
         own = tensor[-1].double()
         return own if tensor is self.weight else own.permute(0, 3, 1, 2)
 
     def forward(self) -> Tensor:
-        """relu(conv(x) + bias) of the last run."""
+        """Compute relu(conv(x) + bias) of the last run."""
         own = (self.last(self.x), self.last(self.weight), self.bias[-1].double())
         return F.conv2d(*own, self.stride, self.padding).relu().permute(0, 2, 3, 1)
 
@@ -100,14 +100,14 @@ class Tensors:
         return found.permute(0, 2, 3, 1)
 
     def of_weight(self, begin: int = 0, end: int | None = None) -> Tensor:
-        """From some images."""
+        """Compute the gradient of the weights from some images."""
         x, grad = self.last(self.x)[begin:end], self.last(self.grad)[begin:end]
         found: Tensor = conv2d_weight(x, self.weight.shape[1:], grad, self.stride, self.padding)  # type: ignore[no-untyped-call]
         return found
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
-    """The kernels with most to gain: gradients of weights first."""
+    """Yield the cases, those with most to gain first: gradients of weights."""
     layers = [(Tensors(sizes, layer), count) for layer, count in sizes.layers]
     yield weight_gradients(sizes, layers)
     yield weight_moments(sizes, layers)

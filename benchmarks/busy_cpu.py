@@ -1,4 +1,4 @@
-"""A step on all cores beside other programs: threads wait as libgomp lets them, or as in the command line."""
+"""Time of a step on all cores beside other programs, with libgomp's default waiting and that of the command line."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ OTHERS = 3
 
 
 def measure(batch_size: int) -> float:
-    """Mean milliseconds of a plain step of the Spirals MLP, in this process. A median would hide steps that stall."""
+    """Measure mean milliseconds of an ERM step of the Spirals MLP in this process. A median would hide stalls."""
     model, x = mlp(), torch.randn(ENVS * batch_size, 18)
     y = torch.randint(0, 2, (len(x),))
     optimizer = torch.optim.Adam(model.parameters())
@@ -38,7 +38,7 @@ def measure(batch_size: int) -> float:
 
 
 def milliseconds(batch_size: int, spins: str | None) -> float:
-    """`measure` in a process of its own, which reads the setting when it starts."""
+    """Call `measure` in a process of its own, which reads the setting when it starts."""
     others = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     own = {} if spins is None else {"GOMP_SPINCOUNT": spins}
     command = [sys.executable, "-m", "benchmarks.busy_cpu", str(batch_size)]
@@ -46,7 +46,7 @@ def milliseconds(batch_size: int, spins: str | None) -> float:
 
 
 def beside(count: int, batch_size: int, spins: str | None) -> float:
-    """`milliseconds` while `count` other programs compute."""
+    """Call `milliseconds` while `count` other programs compute."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         return milliseconds(batch_size, spins)

@@ -21,7 +21,7 @@ Action = tuple[str, Callable[[], object], float, float]  # name, what to time, o
 
 
 def actions(n_runs: int, n_samples: int, layer: tuple[int, int, int, int]) -> Iterator[Action]:
-    """What a training step does in a layer."""
+    """Yield the kernels that a training step launches for a layer."""
     n_in, n_out, side, stride = layer
 
     def normal(*shape: int) -> Tensor:

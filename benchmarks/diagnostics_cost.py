@@ -13,12 +13,12 @@ from sandmask.training.precision import stack_settings
 
 
 def evaluate(stack: Stack, state: State) -> tuple[tuple[Tensor, Metrics], Metrics]:
-    """What the training loop does at an evaluation."""
+    """Do what the training loop does at an evaluation."""
     return stack.evaluate(state), stack.held_out(state)
 
 
 def measure(n_runs: int, batch_size: int, repeats: int) -> tuple[float, float]:
-    """Ratios of a step and of an evaluation."""
+    """Measure the ratios of a step and of an evaluation."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hparams = {"tau": 0.5, "batch_size": batch_size, "mlp_width": 256}
     specs = [make_spec(DATASETS["Spirals"], "SANDMask", [0], hparams=hparams, seed=k) for k in range(n_runs)]

@@ -2,10 +2,10 @@
 
 The slow path is a single run on the CPU in float32 and plain torch, without stacks, kernels and graphs. The fast path
 is a stack of all seeds on the GPU, in each precision. Rounding makes single runs drift apart, so distributions are
-compared: a paired permutation test (10,000 sign flips of the seeds' differences) of the largest standardized
-difference of mean accuracy at any checkpoint, on the training environments and on the one held out.
+compared. The paired permutation test uses 10,000 sign flips of the seeds' differences. Its statistic is the largest
+standardized difference of mean accuracy at any checkpoint, on the training environments and on the held-out one.
 
-python -m benchmarks.fast_path [FILE]     # FILE keeps the slow runs' records, which need no GPU, for another time
+python -m benchmarks.fast_path [FILE]     # FILE stores the records of the slow runs, which need no GPU, to reuse them
 """
 
 import os
@@ -39,22 +39,22 @@ Curves = NDArray[np.float64]  # [seeds, checkpoints]
 
 
 def specs(method: str) -> list[RunSpec]:
-    """One for each seed."""
+    """Return a spec for each seed."""
     options = {"steps": STEPS, "checkpoint_every": EVERY, "hparams": {**SHARED, **METHODS[method]}}
     entry = DATASETS["Spirals"]
     return [make_spec(entry, method, [0], seed=s, trial_seed=s, **options) for s in range(SEEDS)]  # type: ignore[arg-type]
 
 
 def train(chosen: list[RunSpec], device: str) -> list[RunRecord]:
-    """The runs as one stack."""
+    """Train the runs as one stack."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         dataset, file = load_dataset("Spirals"), Path(folder) / "checkpoint.safetensors"
-        return train_stack(chosen, dataset, torch.device(device), file, train_eval_limit=1)  # it is not compared
+        return train_stack(chosen, dataset, torch.device(device), file, train_eval_limit=1)  # not compared
 
 
 def curves(runs: list[RunRecord]) -> dict[str, Curves]:
-    """Accuracies over training, where runs were trained and where they were not."""
+    """Return accuracies over training, on training environments and on the held-out one."""
     return {
         "training environments": np.stack([run.accuracy_out[:, 1:].mean(1) for run in runs]),
         "held out": np.stack([run.accuracy_in[:, 0] for run in runs]),
@@ -62,7 +62,7 @@ def curves(runs: list[RunRecord]) -> dict[str, Curves]:
 
 
 def p_value(one: Curves, other: Curves) -> tuple[float, float]:
-    """The largest difference of the means, and how probable a more extreme statistic is if nothing differs."""
+    """Return the largest difference of means, and the p-value of the permutation test."""
     differences = one - other
     flips = np.random.default_rng(0).choice([-1.0, 1.0], (FLIPS, len(differences)))
     flips[0] = 1.0
@@ -73,13 +73,13 @@ def p_value(one: Curves, other: Curves) -> tuple[float, float]:
 
 
 def trained_apart(stacks: Sequence[list[RunSpec]]) -> Iterator[list[RunRecord]]:
-    """The runs of each stack, which is trained on a core."""
+    """Train each stack on one core, and yield its runs."""
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         yield from pool.map(train, stacks, ["cpu"] * len(stacks))
 
 
 def slow_runs(kept: Path | None) -> list[RunRecord]:
-    """Every method's seeds, each trained alone; from the file, if it is there."""
+    """Train every seed of every method alone, or read the runs from the file if it exists."""
     if kept is not None and kept.exists():
         return read_runs(kept)
     found = [run for (run,) in trained_apart([[spec] for method in METHODS for spec in specs(method)])]

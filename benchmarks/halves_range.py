@@ -1,9 +1,9 @@
-"""What the small range of halves does to a mask: the same runs with gradients of a smaller range.
+"""Effect of the small range of half-precision numbers on a mask: the same runs with gradients of a smaller range.
 
-In halves, gradients below 2^-40 of the largest are 0 and have no sign; float32 reaches 2^-126. The 16 runs of the
-AND-mask's draw 14 (trial 0) are trained on a CPU in float32, with gradients of the hidden layers rounded as halves that
-are scaled run by run, environment by environment, and also example by example, as the kernels of `fp32x3` do it. These
-runs are chaotic: each way is repeated with gradients that are nudged by their last bits.
+In half precision, gradients below 2^-40 of the largest are 0 and have no sign; float32 reaches 2^-126. The 16 runs of
+the AND-mask's draw 14 (trial 0) are trained on a CPU in float32, with gradients of the hidden layers rounded to halves.
+These are scaled by run, by environment, and by example, as the kernels of `fp32x3` do it. The runs are chaotic, so each
+way is repeated with gradients whose last bits are perturbed.
 
 python -m benchmarks.halves_range [REPEATS]     # about one minute for each of the four ways and each repeat
 """
@@ -29,7 +29,7 @@ exact = dense.layer_backward
 
 
 def rounded(how: Rounding, seed: int) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`layer_backward` with gradients that are nudged, but with the seed 0, and rounded."""
+    """Return a `layer_backward` that rounds gradients, and perturbs them before if the seed is not 0."""
     noise = torch.Generator().manual_seed(seed)
 
     def backward(
@@ -49,7 +49,7 @@ def in_halves(gradients: Tensor) -> Tensor:
 
 
 def scaled(gradients: Tensor, n_envs: int, least: int | None) -> Tensor:
-    """As halves that are scaled environment by environment, and with `least` example by example."""
+    """Round to halves that are scaled by environment, and with `least` also by example."""
     found, unscale, roots = scaling.plain_scale(gradients, n_envs, least)
     by_env = dense.by_environment(dense.weighted(in_halves(found), roots), n_envs)
     return (by_env * unscale[..., None, None]).view(gradients.shape)
@@ -64,7 +64,7 @@ WAYS: dict[str, Rounding] = {
 
 
 def accuracies(runs: list[RunRecord], how: Rounding, seed: int) -> tuple[float, float]:
-    """On training environments and on those held out, in percent: the mean over runs and checkpoints."""
+    """Return the mean accuracy on training and held-out environments in percent, over runs and checkpoints."""
     dense.layer_backward = rounded(how, seed)
     found = swept.curves(train([swept.slow(run.spec) for run in runs], "cpu"))
     return 100 * float(found["trained on"].mean()), 100 * float(found["held out"].mean())

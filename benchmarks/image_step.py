@@ -1,7 +1,7 @@
 """A whole training step of ResNet-50 on PACS: sampling, decoding, augmentation, gradients, mask, Adam.
 
-python -m benchmarks.image_step DATA_DIR [captured]     # holds PACS/; only captured steps
-python -m benchmarks.image_step generated memory        # noise in PACS's layout; on the device and in memory
+python -m benchmarks.image_step DATA_DIR [captured]     # DATA_DIR contains PACS/; `captured`: only captured steps
+python -m benchmarks.image_step generated memory        # generated noise in PACS's layout, on the device and in memory
 """
 
 import sys
@@ -21,11 +21,11 @@ from sandmask.training import Stack, make_spec, set_precision
 from sandmask.training.cuda_graph import Carry, Program
 
 STEPS, READINGS = 100_000, 5
-STEPS_A_READING = 30  # between two waits for the device; a multiple of those that a captured program takes at once
+STEPS_A_READING = 30  # steps between two waits for the device; a multiple of the steps in a captured program
 
 
 def generate(folder: Path, each: int = 24) -> Path:
-    """Images of noise, of the size and in the layout of PACS's."""
+    """Write images of noise with the size and layout of PACS."""
     for domain in ("art_painting", "cartoon", "photo", "sketch"):
         for name in ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"):
             place = folder / "PACS" / domain / name
@@ -36,25 +36,25 @@ def generate(folder: Path, each: int = 24) -> Path:
 
 
 class FixedBatch(Stack):
-    """A stack that trains on one batch again and again: the same step without its data."""
+    """A stack that trains on the same batch again and again, to measure a step without loading data."""
 
     batch: EnvBatch
 
     @classmethod
     def of(cls, stack: Stack) -> "FixedBatch":
-        """The steps of another stack, whose dataset is resident, on the batch of its first step."""
+        """Copy another stack, whose dataset is on the device, and keep the batch of its first step."""
         fixed = cls.__new__(cls)
         fixed.__dict__.update(vars(stack))
         fixed.batch = next(stack.batches(torch.tensor(0, device=stack.device), 1))
         return fixed
 
     def batches(self, start: torch.Tensor, count: int, read: Sequence[Any] = ()) -> Iterator[EnvBatch]:  # noqa: ARG002
-        """That batch."""
+        """Yield this batch."""
         return (self.batch for _ in range(count))
 
 
 def stack_of(dataset: Dataset, algorithm: str, *, compiled: bool) -> Stack:
-    """One training run."""
+    """Make a stack of one run."""
     hparams = {"tau": 0.5} if algorithm == "SANDMask" else {}
     options = {"network": "resnet50.tv_in1k", "weights": "none", "precision": "bf16"}
     spec = make_spec(DATASETS["PACS"], algorithm, [3], steps=STEPS, hparams=hparams, **options)  # type: ignore[arg-type]
@@ -63,14 +63,14 @@ def stack_of(dataset: Dataset, algorithm: str, *, compiled: bool) -> Stack:
 
 
 def program(stack: Stack, *, fast: bool) -> Program:
-    """The run, ready to be moved on."""
+    """Make the program of a stack that has begun to train."""
     run = Program(stack, Carry(stack.init(), {}, torch.full((1,), -1, device="cuda")), fast=fast)
     run.advance(1)
     return run
 
 
 def milliseconds(runs: dict[str, Program]) -> dict[str, float]:
-    """Of one step of each, taking turns."""
+    """Measure milliseconds of one step of each program. They take turns."""
     for run in runs.values():
         several(run)  # compiles and captures
     actions = {name: partial(several, run) for name, run in runs.items()}
@@ -79,7 +79,7 @@ def milliseconds(runs: dict[str, Program]) -> dict[str, float]:
 
 
 def several(run: Program, steps: int = STEPS_A_READING) -> None:
-    """Move a program on by the same number of steps, however many a call of it takes."""
+    """Advance a program by a number of steps, however many steps one call takes."""
     end = run.done + steps
     while run.done < end:
         run.advance(end - run.done)

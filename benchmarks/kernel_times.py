@@ -1,10 +1,10 @@
-"""Where the time of a stack's steps goes on a GPU: microseconds of every kernel per run-step.
+"""Profile the steps of a stack on a GPU: microseconds of every kernel per run-step.
 
 python -m benchmarks.kernel_times spirals SANDMask 256 fp32x3
 python -m benchmarks.kernel_times spirals ERM 16 fp32x3 mlp_width=833 mlp_depth=4 batch_size=358
 python -m benchmarks.kernel_times convnet IGA 16 bf16
 
-Spirals with an evaluation every 10 steps, the ConvNet without evaluations, as in `stacked`.
+As in `stacked`, Spirals has an evaluation every 10 steps, and the ConvNet has none.
 """
 
 import sys
@@ -23,7 +23,7 @@ ROUNDS, SHOWN = 2, 30
 
 
 def times(runs: Runs) -> dict[str, list[float]]:
-    """Microseconds of every launch, by the name of the kernel."""
+    """Return the microseconds of every launch, by the name of the kernel."""
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(ROUNDS):
             runs.round()

@@ -21,7 +21,7 @@ def resnet50() -> nn.Module:
 
 
 def captured(action: Action) -> Action:
-    """The same as one CUDA graph: nothing is left to the host but to start it."""
+    """Capture an action as one CUDA graph, which the host only has to launch."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -35,7 +35,7 @@ def captured(action: Action) -> Action:
 
 
 def steps(*, compiled: bool) -> dict[str, Action]:
-    """An ERM step, and SAND-mask steps by both ways to the environments' gradients."""
+    """Return an ERM step, and SAND-mask steps with both ways to compute the environments' gradients."""
     x = torch.randn(ENVS * BATCH, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
     y = torch.randint(0, 7, (ENVS * BATCH,), device="cuda")
     parts = list(zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True))
@@ -72,7 +72,7 @@ def steps(*, compiled: bool) -> dict[str, Action]:
 
 
 def ratios(kind: str, actions: dict[str, Action]) -> list[tuple[str, ...]]:
-    """A row for every way to take a SAND-mask step."""
+    """Return a row for every kind of SAND-mask step."""
     times = alternate(actions, REPEATS, warmup=8)
     erm = times.pop("ERM")
     rows: list[tuple[str, ...]] = [

@@ -15,7 +15,7 @@ from sandmask.training.cuda_graph import Carry, Program
 from sandmask.training.precision import stack_settings
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-STEPS = 10  # as many as are between two evaluations
+STEPS = 10  # between two evaluations
 OPTIONS: dict[str, tuple[dict[str, float], Sequence[str]]] = {
     "plain": ({}, ()),
     "cosine": ({"lr_final": 0.0}, ()),
@@ -28,7 +28,7 @@ OPTIONS: dict[str, tuple[dict[str, float], Sequence[str]]] = {
 
 
 def program(n_runs: int, options: dict[str, float], averages: Sequence[str]) -> Program:
-    """A stack of SAND-mask runs, captured where that is possible, a few steps into its training."""
+    """Make a stack of SAND-mask runs that has begun to train, as a CUDA graph if possible."""
     hparams = {"tau": 0.5, "batch_size": 128, "mlp_width": 256, "mlp_depth": 3, **options}
     specs = [
         make_spec(

@@ -14,7 +14,7 @@ BATCH = 32
 
 
 def peak(step: Callable[[], object]) -> float:
-    """Peak bytes of the second step: the first one makes the optimizer's state."""
+    """Measure peak bytes of the second step. The first one allocates the optimizer's state."""
     step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -31,7 +31,7 @@ def resnet18() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def measure(envs: int, *, same_batch: bool) -> tuple[float, float]:
-    """Peaks of ERM and SAND; `same_batch` gives ERM one environment's images instead of all."""
+    """Measure peaks of ERM and SAND-mask. With `same_batch`, ERM gets the images of one environment only."""
     x = torch.randn(envs, BATCH, 3, 224, 224, device="cuda")
     y = torch.randint(0, 7, (envs, BATCH), device="cuda")
 

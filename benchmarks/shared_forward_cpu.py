@@ -1,6 +1,6 @@
 """Cost of a mask if all environments share a forward pass: an MLP and a transformer, 16 environments, on the CPU.
 
-`recorded` is `sandmask.record`; `a list of losses` takes a backward pass for each loss through the shared graph.
+`recorded` uses `sandmask.record`. `a list of losses` needs a backward pass through the shared graph for each loss.
 """
 
 from collections.abc import Callable, Mapping
@@ -82,7 +82,10 @@ def measure(build: Callable[[], nn.Module], x: Tensor, repeats: int) -> dict[str
 
 
 def table(title: str, build: Callable[[], nn.Module], draw: Callable[[int], Tensor], sizes: Mapping[int, int]) -> None:
-    """:param sizes: the batch per environment -> readings."""
+    """Print a table.
+
+    :param sizes: numbers of readings, by the batch size per environment.
+    """
     rows: list[tuple[str, ...]] = [("batch per environment", *(f"{name}, ms" for name in WAYS), "recorded over ERM")]
     for batch_size, repeats in sizes.items():
         times = measure(build, draw(batch_size), repeats)

@@ -27,17 +27,17 @@ from sandmask.training.malloc import freed_memory_kept
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 SECONDS = 1.0  # of every measurement
-# On a CPU, which others use too, stacks of all sizes take turns, and the median counts.
-WIDTHS = {256: ([1, 2, 4, 16], 15), 1024: ([1, 2, 8], 7)}  # sizes of stacks, and turns
-COMBINED = ("SANDMask+VREx", "ANDMask+CORAL", "PCGrad+Mixup", "SAM+CORAL", "SAM+SANDMask")  # measured beside all others
+# On a CPU, which other programs may use too, stacks of all sizes take turns, and the median is reported.
+WIDTHS = {256: ([1, 2, 4, 16], 15), 1024: ([1, 2, 8], 7)}  # sizes of stacks and number of turns, by width
+COMBINED = ("SANDMask+VREx", "ANDMask+CORAL", "PCGrad+Mixup", "SAM+CORAL", "SAM+SANDMask")  # beside the registered ones
 SECTIONS = {"spirals", "algorithms", "convnet", "convnet-evaluated", "convnet-algorithms"}
 PRECISIONS = ("fp32", "fp32x3", "tf32", "bf16", "fp16")
-# Of DomainBed's own code on the same GPU.
+# Run-steps per second of DomainBed's own code on the same GPU.
 DOMAINBED = {"Spirals": "its script 12, its bare update 40", "ColoredMNIST": "65 (its ERM 266)"}
 
 
 class Runs:
-    """K runs of one algorithm, differing in their seeds and held-out environments."""
+    """K runs of one algorithm, with different seeds and held-out environments."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Runs:
         self.evaluate = evaluate
         nowhere = torch.full((n_runs,), -1, device=DEVICE)
         self.program = Program(self.stack, Carry(self.stack.init(), {}, nowhere), fast=fast)
-        # Without evaluations a few steps are enough: 100 steps of 44 runs that take turns would take a quarter minute.
+        # Without evaluations, a few steps are enough. 100 steps of 44 runs that take turns would need 15 seconds.
         self.every = entry.checkpoint_every if evaluate else self.program.chunk
         self.program.advance(1)
         self.round()
 
     def round(self) -> None:
-        """From one evaluation to the next; without evaluations, the steps of one graph."""
+        """Train from one evaluation to the next, or without evaluations for the steps of one graph."""
         until = self.program.done + self.every
         while self.program.done < until:
             self.program.advance(until - self.program.done)
@@ -80,7 +80,7 @@ class Runs:
             self.round()
 
     def rate(self) -> float:
-        """Run-steps per second."""
+        """Measure run-steps per second."""
         seconds_of(self.round)
         once = seconds_of(self.round)
         rounds = max(1, round(SECONDS / once))
@@ -89,7 +89,7 @@ class Runs:
 
 
 def measure(dataset: Dataset, algorithm: str, n_runs: int, hparams: Mapping[str, float], **how: object) -> float:
-    """The rate; 0 where the runs do not fit into memory."""
+    """Measure the rate; 0 if the runs do not fit into memory."""
     try:
         return Runs(dataset, algorithm, n_runs, hparams, **how).rate()  # type: ignore[arg-type]
     except torch.OutOfMemoryError:
@@ -116,7 +116,7 @@ def stack_sizes(
     evaluate: bool = True,
     limit: int | None = None,
 ) -> None:
-    """How the rate of SAND-mask grows with the stack, in each precision; `limit` is the --train-eval-limit."""
+    """Print how the rate of SAND-mask grows with the stack, in each precision. `limit` is the --train-eval-limit."""
     algorithm = "SANDMask"
     heads = ("precision", "one run, eager", *(f"stack of {n}" for n in sizes), "gain", "error of a step")
     rows: list[tuple[str, ...]] = [heads]
@@ -135,7 +135,7 @@ def stack_sizes(
 
 
 def in_turns(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], sizes: list[int], turns: int) -> None:
-    """The same on a CPU: from one evaluation to the next, a stack of each size after the other."""
+    """Print the same on a CPU, where stacks of all sizes take turns from one evaluation to the next."""
     stacks = {n: Runs(dataset, algorithm, n, hparams) for n in sizes}
     seconds: dict[int, list[float]] = {n: [] for n in sizes}
     for _ in range(turns):
@@ -153,7 +153,7 @@ def in_turns(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], siz
 def every_algorithm(
     dataset: Dataset, n_runs: int, hparams: Mapping[str, float], precision: str, names: Sequence[str], *, quick: bool
 ) -> None:
-    """Stacked over alone, for all of them; with `quick` stacked only."""
+    """Print the rates of algorithms, alone and stacked; with `quick` stacked only."""
     evaluate = dataset.name == "Spirals"
     how = {"precision": precision, "evaluate": evaluate}
     columns = [] if quick else [("one run, eager", 1, False), ("one run", 1, True)]
@@ -162,7 +162,7 @@ def every_algorithm(
     for name in names:
         try:
             rates = [measure(dataset, name, count, hparams, fast=fast, **how) for _, count, fast in columns]
-        except Exception as error:  # noqa: BLE001 - the others are still to be measured
+        except Exception as error:  # noqa: BLE001 - continue with the others
             print(name, type(error).__name__, str(error)[:300], flush=True, file=sys.stderr)
             continue
         gain = "" if quick else f"{rates[-1] / rates[0]:.1f}"
@@ -173,7 +173,7 @@ def every_algorithm(
 
 
 def digits() -> Dataset:
-    """Random images of ColoredMNIST's form."""
+    """Make random images with ColoredMNIST's shape."""
     generator = torch.Generator().manual_seed(0)
     n = 23_333
     parts = [

@@ -1,4 +1,4 @@
-"""From the command to the first training step: a small model on the CPU."""
+"""Time from the command to the first training step, for a small model on the CPU."""
 
 import statistics
 import subprocess

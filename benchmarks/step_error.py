@@ -1,4 +1,4 @@
-"""How exact the gradients of a training step are in each precision: relative error against float64.
+"""Relative error of the gradients of a training step in each precision, against float64.
 
 python -m benchmarks.step_error     # a GPU
 """
@@ -19,11 +19,11 @@ from sandmask.training.stack_step import moments_of_runs
 
 Hparams = Mapping[str, float]
 N_RUNS = 4
-STEPS = 20  # of training before the step that is looked at
+STEPS = 20  # training steps before the measured step
 
 
 def stack_of(dataset: Dataset, hparams: Hparams, precision: str) -> Stack:
-    """Some runs of SAND-mask."""
+    """Make a stack of a few SAND-mask runs."""
     entry = DATASETS[dataset.name]
     specs = [
         make_spec(entry, "SANDMask", [0], hparams={**hparams, "tau": 0.5}, seed=k, precision=precision)
@@ -33,7 +33,7 @@ def stack_of(dataset: Dataset, hparams: Hparams, precision: str) -> Stack:
 
 
 def plain_gradients(stack: Stack, vectors: Tensor, batch: EnvBatch, dtype: torch.dtype) -> Tensor:
-    """The mean over environments of their gradients [K, P], one run after the other, by torch's own operations."""
+    """Return the mean gradients over environments [K, P], computed run by run with torch's own operations."""
     algorithm, found = stack.algorithm, []
     assert isinstance(algorithm, MaskedAlgorithm)
     for k in range(len(vectors)):
@@ -46,7 +46,7 @@ def plain_gradients(stack: Stack, vectors: Tensor, batch: EnvBatch, dtype: torch
 
 
 def step_errors(dataset: Dataset, hparams: Hparams, precisions: Sequence[str]) -> dict[str, float]:
-    """The relative error of a step's gradients in each precision; "fp32" is by torch's own operations, run by run."""
+    """Return the relative error of a step's gradients in each precision. "fp32" uses torch's operations, run by run."""
     with temporary_precision("fp32"):
         stack = stack_of(dataset, hparams, "fp32")
         state = stack.init()
@@ -66,7 +66,7 @@ def step_errors(dataset: Dataset, hparams: Hparams, precisions: Sequence[str]) -
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:
-    """The norm of the difference over that of the exact gradient: the mean over runs."""
+    """Return the norm of the difference divided by that of the exact gradient, as a mean over runs."""
     return float(((found.double() - exact).norm(dim=1) / exact.norm(dim=1)).mean())
 
 

@@ -1,18 +1,18 @@
 """Compare the runs of a GPU sweep with the slow path: their first steps, retrained on a CPU in float32.
 
-Of each method the draws of least work are taken, with all their held-out environments. Rounding makes single runs drift
-apart, so the test is that of `fast_path`, paired by run, at all checkpoints that the records have; and, of all methods
-together, of the mean over checkpoints. Two controls tell what drifting apart does to that, and what precision does: the
-same runs on the CPU, in plain torch, with learning rates a millionth larger; and in bfloat16.
+Of each method, the draws of least work are compared, with all their held-out environments. Rounding makes single runs
+drift apart, so the test is that of `fast_path`, paired by run, at all checkpoints in the records. For all methods
+together, the mean over checkpoints is tested. Two controls show the effects of drifting apart and of precision: the
+same runs on the CPU in plain torch, with learning rates that are a millionth larger, and in bfloat16.
 
 python -m benchmarks.swept [RECORDS...]             # with both controls
 python -m benchmarks.swept RECORDS trial=2          # one trial, without controls
 python -m benchmarks.swept RECORDS name=variants draws=1
-python -m benchmarks.swept together RECORDS...      # all runs of which a slow one is kept; RECORDS:2 takes trial 2 only
-python -m benchmarks.swept train PRECISION FILE     # first train those runs of the sweep again, on a GPU
+python -m benchmarks.swept together RECORDS...      # all runs with a stored slow run; RECORDS:2 takes trial 2 only
+python -m benchmarks.swept train PRECISION FILE     # train the same runs of the sweep again, on a GPU
 
-Runs trained on a CPU are kept in results/swept, under the name that is given; missing ones are trained, which takes an
-hour on two cores, and can be interrupted.
+Runs that were trained on a CPU are stored in results/swept under the given name. Missing runs are trained, which takes
+an hour on two cores and can be interrupted.
 """
 
 import sys
@@ -38,17 +38,17 @@ DRAWS, STEPS, EVERY = 3, 1001, 50
 
 
 def slow(spec: RunSpec) -> RunSpec:
-    """A run of the sweep as the slow path has it."""
+    """Return the spec of a run of the sweep for the slow path."""
     return replace(spec, steps=STEPS, precision="fp32")
 
 
 def nudged(spec: RunSpec) -> RunSpec:
-    """The same with a learning rate that is a millionth larger."""
+    """Return the same with a learning rate that is a millionth larger."""
     return replace(slow(spec), hparams={**spec.hparams, "lr": spec.hparams["lr"] * (1 + 1e-6)})
 
 
 def in_bfloat16(spec: RunSpec) -> RunSpec:
-    """The same in half precision."""
+    """Return the same in bfloat16."""
     return replace(slow(spec), precision="bf16")
 
 
@@ -56,7 +56,7 @@ CONTROLS: dict[str, Callable[[RunSpec], RunSpec]] = {"nudged": nudged, "bf16": i
 
 
 def lightest(runs: Iterable[RunRecord], draws: int) -> list[list[RunRecord]]:
-    """All runs of the draws of least work; the default one, which is shared by the trials, is not among them."""
+    """Return all runs of the draws of least work, without the defaults (draw 0), which the trials share."""
     by_draw: defaultdict[tuple[int, int], list[RunRecord]] = defaultdict(list)
     for run in runs:
         by_draw[run.spec.trial_seed, run.spec.hparams_seed].append(run)
@@ -66,12 +66,12 @@ def lightest(runs: Iterable[RunRecord], draws: int) -> list[list[RunRecord]]:
 
 
 def _fewer(run: RunRecord) -> RunRecord:
-    """Accuracies at some checkpoints, without training curves."""
+    """Keep the accuracies at some checkpoints, without training curves."""
     return replace(run.at(every(run, EVERY)), metrics={})
 
 
 def trained(name: str, stacks: Sequence[list[RunSpec]]) -> dict[str, RunRecord]:
-    """Runs by their ids, from the file of this name; missing ones are trained and put there."""
+    """Return runs by their ids from the file of this name. Missing ones are trained and added to it."""
     file = KEPT / f"{name}.records.parquet"
     found = {run.spec.id: run for run in read_runs(file)} if file.exists() else {}
     missing = [stack for stack in stacks if any(spec.id not in found for spec in stack)]
@@ -84,7 +84,7 @@ def trained(name: str, stacks: Sequence[list[RunSpec]]) -> dict[str, RunRecord]:
 
 
 def curves(runs: Iterable[RunRecord]) -> dict[str, Curves]:
-    """Accuracies of the steps that all have, where runs were trained and where they were not."""
+    """Return accuracies at the steps that all runs have, on training environments and on the held-out one."""
     steps = range(0, STEPS, EVERY)
     kept = [(run, np.searchsorted(run.steps, steps)) for run in runs]
     return {
@@ -94,7 +94,7 @@ def curves(runs: Iterable[RunRecord]) -> dict[str, Curves]:
 
 
 def by_method(swept: Mapping[str, Sequence[RunRecord]], alone: Mapping[str, RunRecord]) -> list[tuple[str, ...]]:
-    """The test of each method."""
+    """Test each method."""
     rows: list[tuple[str, ...]] = [("method", "precision", "runs", "where", "slow", "swept", "largest difference", "p")]
     for method, runs in swept.items():
         again = [alone[slow(run.spec).id] for run in runs]
@@ -107,7 +107,7 @@ def by_method(swept: Mapping[str, Sequence[RunRecord]], alone: Mapping[str, RunR
 
 
 def exceeding(runs: Sequence[RunRecord], alone: Sequence[RunRecord]) -> dict[str, tuple[str, str]]:
-    """By how much runs are above the slow ones, and how probable that is: the mean of each environment held out."""
+    """Return by how much runs exceed the slow ones, over means of the held-out environments, with p-values."""
     environment = np.array([run.spec.test_envs[0] for run in runs])
     found = {}
     for (where, one), other in zip(curves(alone).items(), curves(runs).values(), strict=True):
@@ -123,7 +123,7 @@ def by_control(
     alone: Mapping[str, RunRecord],
     controls: Mapping[str, Mapping[str, RunRecord]],
 ) -> list[tuple[str, ...]]:
-    """The differences to the slow runs, of all methods and of each: of the swept ones, and of the controls."""
+    """Return differences to the slow runs, for all methods and for each: of the sweep and of the controls."""
     names = ("swept", *controls)
     rows: list[tuple[str, ...]] = [("method", "runs", "where", *(f"{name}{p}" for name in names for p in ("", ", p")))]
     everything = [run for runs in swept.values() for run in runs]
@@ -136,7 +136,7 @@ def by_control(
 
 
 def draws_of(records: Sequence[str], trial: int | None = None, draws: int = DRAWS) -> dict[str, list[list[RunRecord]]]:
-    """The runs that are compared, by method and draw."""
+    """Return the runs to compare, by method and draw."""
     found: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in (run for file in records for run in read_runs(file)):
         if trial in (None, run.spec.trial_seed):
@@ -145,7 +145,7 @@ def draws_of(records: Sequence[str], trial: int | None = None, draws: int = DRAW
 
 
 def train_again(precision: str, file: Path) -> None:
-    """Train the runs that are compared as stacks on a GPU; `file` is written after every method."""
+    """Train the runs to compare as stacks on a GPU. `file` is written after every method."""
     done: list[RunRecord] = []
     for method, groups in draws_of(RECORDS).items():
         for group in groups:
@@ -156,7 +156,7 @@ def train_again(precision: str, file: Path) -> None:
 
 
 def together(records: Sequence[str]) -> None:
-    """The difference of all runs of which a slow one is kept."""
+    """Print the difference over all runs with a stored slow run."""
     alone = {run.spec.id: run for file in sorted(KEPT.glob("slow*.parquet")) for run in read_runs(file)}
     runs = []
     for file, _, trial in (word.partition(":") for word in records):

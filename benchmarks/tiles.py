@@ -1,15 +1,15 @@
 """Tiles of the kernels that train K runs: the time and the error of each kernel with several of them.
 
-python -m benchmarks.tiles [spirals] [convnet] [norm] [FILE]     # a GPU; all without a name; about a minute each
-python -m benchmarks.tiles spirals quick                         # kernels that are compiled already, in Triton's cache
+python -m benchmarks.tiles [spirals] [convnet] [norm] [FILE]     # needs a GPU; default: all; about a minute each
+python -m benchmarks.tiles spirals quick                         # if Triton's cache has the compiled kernels
 
 Kernels have the shapes of `stacked`: on Spirals 256 runs of the MLP in fp32x3, on the ConvNet 3, 16 and 44 runs in bf16
 and fp32x3. A kernel's launch function runs with its present constants, with each candidate, and with the present ones
-again, whose two readings tell how far times can be trusted. Times are those of a training step without evaluations,
-errors those of the last run against float64. Every line is printed, and appended to FILE, as soon as it is known. The
-last lines of a section say which constants of `sandmask.functional` to change, and what that saves. A faster candidate
-that is less exact is named separately: before it becomes the default, `step_error` has to tell how exact a step is with
-it.
+again. The two readings of the present constants show how reliable the times are. Times are those of a training step
+without evaluations, and errors are those of the last run against float64. Every line is printed, and appended to FILE,
+as soon as it is known. The last lines of a section say which constants of `sandmask.functional` to change, and what
+that saves. A faster candidate that is less exact is named separately: before it becomes the default, measure the error
+of a step with `step_error`.
 """
 
 import sys
@@ -31,7 +31,7 @@ from sandmask.functional.kernels.tiles import SPLIT
 from sandmask.training.precision import Precision, temporary_precision
 
 SECTIONS = ("spirals", "convnet", "norm")
-PROCESSES = 16  # that compile
+PROCESSES = 16  # processes that compile
 HEADS = ("kernel", "constants", "microseconds per run-step", "relative error", "agrees with float64")
 
 
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 
 
 def plans(section: str) -> list[Plan]:
-    """What a section measures."""
+    """Return what a section measures."""
     if section == "spirals":
         return [Plan("fp32x3", spirals.cases, spirals.Sizes())]
     if section == "norm":
@@ -55,7 +55,7 @@ def plans(section: str) -> list[Plan]:
 
 
 class Log:
-    """Lines that are printed, and appended to a file, at once."""
+    """A log whose lines are printed, and appended to a file, at once."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -74,13 +74,13 @@ def compile_all(section: str, log: Log) -> None:
     try:
         with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
             list(pool.map(compile_some, range(PROCESSES), [section] * PROCESSES))
-    except Exception as problem:  # noqa: BLE001 - they are compiled when they are measured
+    except Exception as problem:  # noqa: BLE001 - the others are compiled when measured
         log(f"Not all are compiled: {type(problem).__name__}: {problem}"[:200])
     log(f"{time.monotonic() - start:.0f} seconds to compile\n")
 
 
 def compile_some(part: int, section: str) -> None:
-    """Launch every `PROCESSES`-th candidate of two runs, which leaves its kernels in Triton's cache."""
+    """Launch every `PROCESSES`-th candidate with two runs, which stores its kernels in Triton's cache."""
     found = [plan._replace(sizes=plan.sizes._replace(n_runs=2)) for plan in plans(section)]
     number = 0
     for precision, cases, sizes in dict.fromkeys(found):
@@ -93,7 +93,7 @@ def compile_some(part: int, section: str) -> None:
 
 
 def measured(plan: Plan, log: Log) -> Iterator[list[Reading]]:
-    """The readings of each case."""
+    """Yield the readings of each case."""
     with temporary_precision(plan.precision):
         for case in plan.cases(plan.sizes):
             group = []
@@ -104,7 +104,7 @@ def measured(plan: Plan, log: Log) -> Iterator[list[Reading]]:
 
 
 def run(found: list[Plan], log: Log) -> None:
-    """Measure all cases, and say what to change."""
+    """Measure all cases, and print what to change."""
     log("| " + " | ".join(HEADS) + " |")
     log("|" + "---|" * len(HEADS))
     readings: list[list[Reading]] = []
@@ -112,7 +112,7 @@ def run(found: list[Plan], log: Log) -> None:
         try:
             for group in measured(plan, log):
                 readings += [group]
-        except Exception as problem:  # noqa: BLE001 - the others are still to be measured
+        except Exception as problem:  # noqa: BLE001 - continue with the others
             log(f"{plan.sizes}: {type(problem).__name__}: {problem}"[:300])
     log("\nFastest first:")
     for group in readings:

@@ -118,19 +118,28 @@ def test_rates_of_the_convnet() -> None:
 
 
 def test_precisions_side_by_side() -> None:
-    log = read("logs/spirals-narrow.txt").splitlines()
-    shown = [row for row in table("stacked.md", "Precisions side by side") if row[0] in ("fp32x3", "tf32")]
-    assert len(shown) == 2
-    assert all(" ".join(row) in log for row in shown)
+    narrow, tiles = (read(f"logs/{name}.txt").splitlines() for name in ("spirals-narrow", "tiles"))
+    shown = {row[0]: " ".join(row) for row in table("stacked.md", "Precisions side by side")}
+    assert shown["tf32"] in narrow
+    assert shown["fp32"] in tiles
+    assert shown["fp32x3"] in tiles
 
 
-def test_readings_of_images_and_iga() -> None:
+def test_readings_of_images() -> None:
     log = read("logs/range.txt")
     images = table("image_step.md", "ResNet-50, PACS")
     assert len(images) == 2
     assert all(" ".join(row) in log for row in images)
-    (rate,) = [row[1] for row in table("stacked.md", "Algorithms on ColoredMNIST") if row[0] == "IGA"]
-    assert f"IGA, stack of 16, bf16: {rate} run-steps" in log
+
+
+def test_present_rates_of_the_convnet() -> None:
+    log = read("logs/tiles.txt").splitlines()
+    rates = {name: rate for name, rate, _ in table("stacked.md", "Algorithms on ColoredMNIST")}
+    assert len(rates) == 9
+    assert all(f"{name} {rate} " in log for name, rate in rates.items() if name not in ("Fishr", "SAGM"))
+    evaluated = table("stacked.md", "With evaluations")
+    assert len(evaluated) == 2
+    assert all(any(line.startswith(f"bf16 {' '.join(rates)} ") for line in log) for _, *rates in evaluated)
 
 
 def test_seconds_of_the_whole_table() -> None:

@@ -153,7 +153,7 @@ _KINDS: dict[str, tuple[Check, str]] = {
     ),
     "a mapping from names to values": (_mapping, "hparams"),
     "True or False": (_flag, _FLAGS),
-    "NAME=VALUE, several of these, or a mapping": (_settings, "slurm"),
+    "NAME=VALUE, several of these, or a mapping": (_settings, "slurm only"),
     "the name of a device": (str, "device"),
 }
 CHECKS: dict[str, tuple[str, Check]] = {

@@ -148,7 +148,7 @@ def test_verify_mnist(tmp_path: Path) -> None:
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(SandmaskError, match="Did you mean 'PACS'"):
         run("download", "PCAS", "--data-dir", tmp_path)
-    with pytest.raises(SandmaskError, match="generated: there is nothing to download"):
+    with pytest.raises(SandmaskError, match="There is nothing to download"):
         run("download", "Spirals", "--data-dir", tmp_path)
     with pytest.raises(SandmaskError, match="Did you mean 'VLCS'"):
         run("verify", "VLC", "--data-dir", tmp_path)

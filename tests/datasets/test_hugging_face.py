@@ -76,7 +76,7 @@ def test_columns_and_splits(make_folder: MakeFolder, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SandmaskError, match="hf: lacks a name"):
         load("hf:")
-    with pytest.raises(SandmaskError, match=r"several splits: train, test. Choose with hf:saved:split=train"):
+    with pytest.raises(SandmaskError, match=r"several splits: train, test. Choose one with hf:saved:split=train"):
         load("hf:saved")
     with pytest.raises(SandmaskError, match=r"no column 'label'. Its columns: image, diagnosis, site\..*:label=COLUMN"):
         load("hf:saved:split=train")

@@ -3,7 +3,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ import sandmask
 from sandmask.datasets import (
     DATASETS,
     TensorDataset,
+    absolute,
     data_folder,
     dataset_entry,
     double_meaning,
@@ -205,6 +208,20 @@ def test_a_word_that_is_a_name_and_another_environments_number_is_noted(
     assert (
         note in sandmask.plan_sweep(tmp_path, datasets="Years", algorithms="ERM", test_envs="1", calibrate=False).notes
     )
+
+
+@pytest.mark.parametrize("name", ["images", "scans.csv", "patients.npz"])
+def test_paths_in_the_home_folder_have_absolute_names(
+    name: str, make_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep stores absolute names. In `PACS,~/scans.csv`, the shell leaves the `~` to us."""
+    rows = [f"{path},{path.parts[-2]},{path.parts[-3]}" for path in make_folder().rglob("*.png")]
+    (tmp_path / "scans.csv").write_text("\n".join(["path,class,domain", *rows]))
+    numbers = np.arange(8)
+    arrays: dict[str, Any] = {"inputs": numbers[:, None], "class": numbers % 2, "domain": numbers // 4}
+    np.savez(tmp_path / "patients.npz", **arrays)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert absolute(f"~/{name}") == str(tmp_path / name)
 
 
 def years(data_dir: Path | None) -> TensorDataset:

@@ -259,6 +259,18 @@ def test_runs_can_be_found_and_opened_from_a_plot(visit: Open, runs: list[RunRec
     page.wait_for_selector("body[data-view=run]")
 
 
+def test_a_pruned_run_can_be_opened_and_datasets_are_listed_in_order(visit: Open, tmp_path: Path) -> None:
+    made = [made_up_run([[0.5] * 3], dataset=f"Toy-{size}", status="pruned") for size in (16, 4)]
+    page = visit("runs", target=write_html(made, tmp_path / "pruned.html").as_uri())
+    assert page.get_by_label("Dataset").locator("option").all_inner_texts() == ["Any", "Toy-4", "Toy-16"]
+    page.locator("tbody a").first.click()
+    page.wait_for_selector("body[data-view=run]")
+    assert "Pruned, step 0 of 0." in page.inner_text("main")
+    page.get_by_role("link", name="Overview").click()
+    page.wait_for_selector("body[data-view=overview]")
+    assert "2\npruned" in page.inner_text("main")
+
+
 def test_metrics_changes_and_commands_are_shown(visit: Open, tmp_path: Path) -> None:
     def measured(runs: list[RunRecord]) -> list[RunRecord]:
         for run in runs:

@@ -1,16 +1,19 @@
 import warnings
+from collections import deque
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels, is_traced
 from sandmask.algorithms import ALGORITHMS, Composed, MaskedAlgorithm, Problem, State
-from sandmask.functional import Autograd, make_batch, random
-from sandmask.functional.compiling import Traced
+from sandmask.functional import Autograd, compiling, make_batch, random
+from sandmask.functional.compiling import Compiled, Traced
 from sandmask.gradients import ApartPass, OnePass
 from sandmask.hparams import Hparam
 from sandmask.networks import build_featurizer
@@ -19,12 +22,14 @@ from sandmask.training.one_pass import one_pass_gradients
 from sandmask.training.stack_step import looped_step, stacked_step
 
 SHAPE = (3, 32, 32)
+COMPILE = torch.compile
 
 
 @pytest.fixture(autouse=True)
 def _record_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded runs without being compiled, which takes minutes on a CPU."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(compiling, "_kept", deque())
 
 
 def masked(name: str = "SANDMask", network: str = "test_resnet.r160_in1k", **values: float) -> tuple[Any, ...]:
@@ -65,6 +70,45 @@ def test_other_shapes_are_recorded_anew() -> None:
     for shape in ((2,), (3,), (2,)):
         assert torch.equal(double({"x": torch.ones(shape)})["twice"], torch.full(shape, 2.0))
     assert len(double._programs) == 2
+
+
+def test_more_batch_sizes_than_torch_compiles_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws of a sweep have many batch sizes; after the limit, torch would run the network eagerly."""
+    sizes: list[int] = []
+
+    def backend(graph: Any, inputs: list[Tensor]) -> Any:
+        sizes.append(len(inputs[0]))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(COMPILE, backend=backend))
+    double = Compiled(lambda x: 2 * x)
+    limit = torch._dynamo.config.recompile_limit
+    for size in range(2, limit + 4):
+        torch.testing.assert_close(double(torch.ones(size)), torch.full((size,), 2.0))
+    assert sizes == [*range(2, limit + 4)]
+    assert torch._dynamo.config.recompile_limit == limit
+
+
+def test_runs_of_one_kind_share_a_compiled_program() -> None:
+    """A sweep's runs differ in numbers that the program is given, so only the first of a process is compiled."""
+    programs = []
+    for tau in (0.3, 0.9):
+        algorithm, state, first, hparams, key = masked(tau=tau)
+        traced = Traced(partial(one_pass_gradients, algorithm))
+        arguments = (algorithm.network.unflatten(state["params"]), state, first, hparams, key)
+        found, expected = traced(*arguments), one_pass_gradients(algorithm, *arguments)
+        for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+            assert torch.equal(one, other)
+        programs.append(traced._programs[0][1][0])
+    assert programs[0] is programs[1]
+
+
+def test_programs_with_other_constants_are_not_shared() -> None:
+    constants = [torch.tensor([2.0]), torch.tensor([3.0]), torch.tensor([2.0], dtype=torch.float64), torch.tensor([2])]
+    for constant in constants:
+        found = Traced(lambda x, constant=constant: x * constant)(torch.ones(1))
+        assert (found.item(), found.dtype) == (constant.item(), (torch.ones(1) * constant).dtype)
+    assert len(compiling._kept) == len(constants)
 
 
 def test_gradients_inside_of_what_is_recorded() -> None:

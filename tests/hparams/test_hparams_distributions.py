@@ -73,7 +73,7 @@ def test_a_constant_takes_nothing_from_the_random_state() -> None:
         (lambda: LogUniform(1, 0, 1), "base should be above 1"),
         (lambda: IntLogUniform(2, math.nan, 1), "low should be a finite number"),
         (lambda: IntLogUniform(0, 0, 1), "base should be above 1"),
-        (Choice, "nothing to choose from"),
+        (Choice, "no values to choose from"),
         (lambda: Choice(1, 0.5), "mixes int and float"),
         (lambda: Choice("a"), "value 1 should be a finite number. Found 'a'"),  # type: ignore[arg-type]
         (lambda: Constant(True), "value should be a finite number. Found True"),

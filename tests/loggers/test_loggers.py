@@ -12,10 +12,11 @@ import pytest
 import sandmask
 from sandmask.api import Run
 from sandmask.errors import SandmaskError
-from sandmask.loggers import LOGGERS, LoggerEntry, RunLogger
+from sandmask.loggers import LOGGERS, LoggerEntry, RunLogger, log_record
 from sandmask.loggers._base import without_single_tensors
 from sandmask.loggers.mlflow import EXPERIMENT
 from sandmask.records import RunSpec, Status
+from sandmask.records.testing import made_up_run
 
 SMALL = {"batch_size": 8, "mlp_width": 16}
 
@@ -117,6 +118,14 @@ def test_mlflow_in_a_folder_keeps_one_run_when_it_is_resumed(tmp_path: Path) -> 
     assert {file.path for file in client.list_artifacts(logged.info.run_id)} == {"records.jsonl", "model.safetensors"}
 
 
+def test_mlflow_marks_a_pruned_run_as_killed(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    log_record(made_up_run([[0.5, 0.5]], status="pruned"), [f"mlflow:{tmp_path}"])
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (found,) = client.search_runs([client.get_experiment_by_name(EXPERIMENT).experiment_id])
+    assert found.info.status == "KILLED"
+
+
 @pytest.mark.parametrize(("wanted", "requests"), [(None, 3), ("1", 2)])
 def test_mlflow_does_not_wait_long_for_a_server_that_fails(
     wanted: str | None,
@@ -155,7 +164,7 @@ def test_a_sweep_logs_each_run(tmp_path: Path) -> None:
     )  # fmt: skip
     assert len(list((tmp_path / "board").iterdir())) == 2
     assert not swept.failed
-    with pytest.raises(SandmaskError, match="takes loggers by name"):
+    with pytest.raises(SandmaskError, match="accepts loggers only by name"):
         sandmask.sweep(tmp_path / "sweep", log=[lambda _: Notes()], progress=False)  # type: ignore[list-item]
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from sandmask.errors import SandmaskError
@@ -72,7 +73,7 @@ def test_table_3_counts_its_verdicts_and_marks_what_is_missing(spirals: list[Run
     assert "(64/960 runs)" in lacking.words()
 
 
-def test_an_average_with_trials_missing_is_of_those_that_are_whole(spirals: list[RunRecord]) -> None:
+def test_an_incomplete_average_is_the_mean_of_its_row_and_of_the_report(spirals: list[RunRecord]) -> None:
     erm = [run for run in spirals if run.spec.algorithm == "ERM"]
     lacking = [run for run in erm if run.spec.trial_seed == 0 or run.spec.test_envs != (3,)]  # trial 1 lacks a column
 
@@ -80,10 +81,14 @@ def test_an_average_with_trials_missing_is_of_those_that_are_whole(spirals: list
         cells = compare(runs, ["Spirals"], ["oracle"], draws=2, trials=trials)
         return next(cell.ours for cell in cells if cell.environment == AVERAGE)
 
-    whole = average([run for run in erm if run.spec.trial_seed == 0], 1)
-    assert whole.mean is not None
     part = average(lacking, 3)
-    assert part.mean == pytest.approx(whole.mean)
+    row = [cell.ours.mean for cell in compare(lacking, ["Spirals"], ["oracle"], draws=2, trials=3)][:-1]
+    assert part.mean == pytest.approx(np.mean([mean for mean in row if mean is not None]))
+    sixteen = [run for run in lacking if run.spec.test_envs[0] < 16]
+    assert (
+        part.mean
+        == build_report(sixteen, ["oracle"], draws=2, trials=3).rules[0].datasets["Spirals"].averages["ERM"].mean
+    )
     assert (part.error, part.complete) == (None, False)
     both = average(erm, 3)
     assert both.mean == pytest.approx(average(erm, 2).mean)

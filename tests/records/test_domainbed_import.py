@@ -238,7 +238,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         read_domainbed(tmp_path)
     path.write_text(whole)
     one_run(tmp_path, "again")
-    with pytest.raises(SandmaskError, match="hold the same run"):
+    with pytest.raises(SandmaskError, match="contain the same run"):
         read_domainbed(tmp_path)
 
 

@@ -267,7 +267,7 @@ def test_specs_that_cannot_be_are_refused_by_reader_and_writer(tmp_path: Path, c
     put(path, lines[:1])
     with pytest.raises(SandmaskError, match=r"records\.jsonl:1 "):
         read_runs(path)
-    with RecordWriter(tmp_path / "new.jsonl") as writer, pytest.raises(SandmaskError, match="cannot take run"):
+    with RecordWriter(tmp_path / "new.jsonl") as writer, pytest.raises(SandmaskError, match="cannot be written to"):
         writer.start(spec, run.env_names)
 
 

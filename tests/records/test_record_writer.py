@@ -193,7 +193,7 @@ def test_steps_only_go_forward_and_ends_are_final(tmp_path: Path) -> None:
         writer.rewind(name, 100)
         with pytest.raises(SandmaskError, match="already has step 100, so step 100 cannot follow"):
             writer.evaluation(name, 100, [0.5, 0.5], [0.5, 0.5])
-        with pytest.raises(ValueError, match="accuracies of 1 environments where 2 are named"):
+        with pytest.raises(ValueError, match="there are accuracies of 1 environments, but 2 are named"):
             writer.evaluation(name, 200, [0.5], [0.5, 0.5])
         with pytest.raises(ValueError, match=r"numbers from 0 to 1, not 50\.0"):
             writer.evaluation(name, 200, [50.0, 0.5], [0.5, 0.5])

@@ -289,6 +289,12 @@ def test_the_command_of_any_run_is_printed(runs: list[RunRecord], tmp_path: Path
     write_archive([own], tmp_path / "own.records.parquet")
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", own.spec.id])
     assert "photos-3f2a9c51 is a dataset of your own. Write its path" in done.stderr
+    imported = replace(own, spec=replace(own.spec, options={"source": "domainbed"}))
+    assert run_command(imported) == ""
+    write_archive([imported], tmp_path / "imported.records.parquet")
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", imported.spec.id])
+    assert "was imported from domainbed. It can only be trained again there." in " ".join(done.stderr.split())
+    assert done.exit_code == 2
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", "nothing"])
     assert "holds no runs whose id begins with 'nothing'. The page of --html lists" in done.stderr
 

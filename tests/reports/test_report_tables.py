@@ -206,14 +206,14 @@ def test_a_method_that_skipped_a_dataset_has_a_blank_and_an_average_over_the_oth
     assert averages.averages["ERM"].complete
 
 
-def test_datasets_and_methods_come_in_the_papers_order() -> None:
+def test_datasets_and_methods_come_in_the_papers_order_and_then_by_name() -> None:
     runs = [
         run
-        for name in ("PACS", "Toy", "Spirals")
+        for name in ("PACS", "Toy-16", "Toy-4", "Toy", "Spirals")
         for run in made_up_sweep(["Zeta", "SANDMask", "ERM", "Alpha"], dataset=name)
     ]
     found = report(runs)
-    assert list(found.datasets) == ["Spirals", "PACS", "Toy"]
+    assert list(found.datasets) == ["Spirals", "PACS", "Toy", "Toy-4", "Toy-16"]
     assert found.datasets["Toy"].methods == ("ERM", "SANDMask", "Alpha", "Zeta")
 
 

@@ -38,7 +38,7 @@ def test_rows_with_the_same_note_share_it() -> None:
     ]
     noted, soups, adapted = notes_of(runs)
     assert noted.startswith("ERM, ERM + SMA: runs of the same draw differ in tau (0.5, 0.9) and compete with each")
-    assert soups.startswith("ERM + SMA + T3A: those of different sweeps compete with each other. To compare them")
+    assert soups.startswith("ERM + SMA + T3A: models of different sweeps compete with each other. To compare them")
     assert adapted == "T3A adapts the model to unlabelled examples of the held-out environment."
 
 

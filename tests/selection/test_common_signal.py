@@ -89,7 +89,7 @@ def replace_draw(run: RunRecord, draw: int) -> RunRecord:
 def test_a_cell_whose_runs_all_lack_a_signal_says_so() -> None:
     text = render(build_report([run_with([0.1, 0.1], [0.5, 0.4])], ["common-signal"]))
     assert "0/1 runs" in text
-    assert "no checkpoint that the rule would take" in text
+    assert "the rule selects no checkpoint" in text
 
 
 def test_real_records_can_be_judged(tmp_path: Path) -> None:

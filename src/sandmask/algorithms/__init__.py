@@ -1,13 +1,17 @@
-"""Training methods, one file each, as pure functions of a state; `ALGORITHMS` lists them.
+"""Training methods as pure functions of a state, one file per method. `ALGORITHMS` lists them.
 
-An algorithm is built for a `Problem` and is then three pure functions:
+An algorithm is built for a `Problem` and has three pure functions:
 
     algorithm = ALGORITHMS["SANDMask"].build(problem)
     state = algorithm.init(seed)
     state, metrics = algorithm.step(state, batch, hparams, key)
     logits = algorithm.predict(state, x)
 
-`ALGORITHMS["SANDMask+VREx"]` is a mask on the gradients of an objective: see `Composed`.
+`ALGORITHMS["SANDMask+VREx"]` applies a mask to the gradients of an objective (see `Composed`).
+
+In the docstrings of methods, E is the number of environments, B the number of examples of an environment in a
+minibatch, R_e the risk (mean cross-entropy) of environment e, g_e the gradient of R_e, and w the parameters. mean_e,
+sum_e and var_e are over environments. CE is the cross-entropy.
 """
 
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, ObjectiveAlgorithm, Problem

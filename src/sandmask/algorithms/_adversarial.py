@@ -1,4 +1,4 @@
-"""Training in turns with a discriminator of environments, for DANN, CDANN and ADRMX."""
+"""The base class of DANN, CDANN and ADRMX, which train in turns with a discriminator of environments."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from sandmask.functional.adam import adam_where
 from sandmask.functional.ranks import Reads
 from sandmask.networks import MLP
 
-_NOISE = 1000  # the discriminator's dropout: a stream apart from the network's
+_NOISE = 1000  # stream of the discriminator's dropout, separate from the network's
 
 
 class Discriminator(nn.Module):
-    """Logits of the environment, from features; with `n_classes`, also an embedding for each class."""
+    """Predicts the environment from features. With `n_classes`, it also has an embedding of each class."""
 
     def __init__(self, n_features: int, n_envs: int, n_classes: int, width: int, depth: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Discriminator(nn.Module):
             self.embedding = nn.Parameter(torch.randn(n_classes, n_features))
 
     def forward(self, part: str, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """The part "embedding" of one-hot labels, or the "logits" of inputs."""
+        """Return the "embedding" of one-hot labels, or the "logits" of features, as `part` says."""
         if part == "embedding":
             return x.to(self.embedding.dtype) @ self.embedding
         logits: Tensor = self.mlp(x, drop)
@@ -34,10 +34,11 @@ class Discriminator(nn.Module):
 
 
 class Adversarial(Algorithm):
-    """A discriminator minimizes D, and a generator, which is everything else, an objective G that contains -D.
+    """Base class of adversarial methods. A discriminator minimizes D, and a generator minimizes G, which contains -D.
 
-    Step t = 1, 2, ... is the discriminator's where t mod (1 + d_steps_per_g_step) < d_steps_per_g_step, and else the
-    generator's. Both have an Adam with betas (beta1, 0.9).
+    The generator is everything but the discriminator. Step t = 1, 2, ... updates the discriminator if
+    t mod (1 + d_steps_per_g_step) < d_steps_per_g_step, and otherwise the generator. Each has its own Adam with betas
+    (beta1, 0.9).
     """
 
     reads: Reads = "examples"
@@ -47,14 +48,14 @@ class Adversarial(Algorithm):
     def losses(
         self, vectors: Sequence[Tensor], batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """G, D and the loss to report, of the generator's vectors and, as the last one, the discriminator's."""
+        """Return G, D and the loss to report. The last of `vectors` is that of the discriminator."""
 
     @abstractmethod
     def rates(self, who: str, hparams: Hparams) -> Hparams:
-        """With `lr` and `weight_decay` of the generator, "g", or the discriminator, "d"."""
+        """Return the hyperparameters with `lr` and `weight_decay` of the generator ("g") or the discriminator ("d")."""
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
-        """One update, of the discriminator or of the generator; one backward pass serves either."""
+        """One update of the discriminator or of the generator. Both use the same backward pass."""
         turn = hparams["d_steps_per_g_step"]
         discriminates = (state["step"] + 1) % (1 + turn) < turn
         vectors = [state[name] for name in (*self.generator, "discriminator")]
@@ -77,7 +78,7 @@ class Adversarial(Algorithm):
         return {**state, **changes}, {"loss": loss, "discriminator_loss": confusion}
 
     def discriminator_dropout(self, batch: EnvBatch, hparams: Hparams) -> Dropout | None:
-        """The dropout noise of the discriminator."""
+        """Return the dropout of the discriminator."""
         if not self.problem.dropout or "mlp_dropout" not in hparams:
             return None
         return Dropout(hparams["mlp_dropout"], random.fold(batch.example_keys.flatten(), _NOISE))
@@ -86,7 +87,7 @@ class Adversarial(Algorithm):
 def _step_where(
     when: Tensor, params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hparams
 ) -> tuple[Tensor, AdamState]:
-    """A step of Adam where `when` is true; elsewhere nothing changes."""
+    """Take an Adam step where `when` is true, and change nothing elsewhere."""
     lr, weight_decay, betas = hparams["lr"], hparams["weight_decay"], (hparams["beta1"], 0.9)
     decoupled = hparams.get("decoupled_decay", 0.0)
     moved, stepped = adam_step(params, gradient, adam, lr, weight_decay, betas, decoupled)

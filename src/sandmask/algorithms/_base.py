@@ -1,4 +1,4 @@
-"""The base classes of algorithms, which are pure functions of a state; each method has its own file."""
+"""The base classes of algorithms and their registry. Each method has its own file."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,21 +19,21 @@ from sandmask.registry import Registry, checked_parts, parts_of
 
 @dataclass(frozen=True)
 class Problem:
-    """What a run trains on: everything that determines shapes, and how gradients are computed.
+    """The sizes of the data and the network of a run, and how gradients are computed.
 
-    Hyperparameters that decide shapes (`batch_size`, `mlp_width`, ...) are here as whole numbers, in `sizes`;
-    all others reach `step` as tensors, one value per run.
+    Hyperparameters that determine shapes (`batch_size`, `mlp_width`, ...) are integers in `sizes`. All others are
+    passed to `step` as tensors, with one value per run.
     """
 
-    featurizer: Callable[..., Featurizer]  # featurizer(extra_channels=n): for inputs with n more channels
+    featurizer: Callable[..., Featurizer]  # featurizer(extra_channels=n) takes n more channels
     n_envs: int
     n_classes: int
     input_shape: tuple[int, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
-    dropout: bool = True  # False when no run of the stack drops anything: skips drawing the noise
+    dropout: bool = True  # False if no run of the stack uses dropout; then no noise is drawn
     dtype: torch.dtype = torch.float32  # of activations; parameters and losses are float32
     differentiate: Differentiator = field(default_factory=Functional)
-    diagnostics: bool = False  # whether masked methods also return what the mask did to each tensor
+    diagnostics: bool = False  # whether masked methods also return `mask_diagnostics`
 
     @property
     def nonlinear(self) -> bool:
@@ -41,28 +41,28 @@ class Problem:
         return bool(self.sizes.get("nonlinear_classifier", 0))
 
     def with_differentiator(self, differentiate: Differentiator) -> "Problem":
-        """The same problem, with gradients taken another way."""
+        """Return a copy of the problem with another differentiator."""
         return replace(self, differentiate=differentiate)
 
 
 class Algorithm(ABC):
-    """A training method as pure functions `init`, `step` and `predict`.
+    """Base class of training methods, which are the pure functions `init`, `step` and `predict`.
 
-    `step` must not branch in Python on a tensor's value (`torch.where` instead), must take gradients through
-    `problem.differentiate`, and must draw random numbers from `key` alone: it then trains one run, or K
-    stacked ones under `torch.func.vmap`, with the same numbers.
+    `step` must not branch in Python on the value of a tensor (use `torch.where`), must compute gradients with
+    `problem.differentiate`, and must draw random numbers only from `key`. It can then train one run, or K runs under
+    `torch.func.vmap`, with the same results up to rounding.
     """
 
-    uses_context = False  # whether a prediction depends on the batch around the example
+    uses_context = False  # whether a prediction depends on the other examples of the batch
     averaged: tuple[str, ...] = ("params",)  # entries of the state that are averaged over steps (SMA, EMA, SWAD)
-    training_only: tuple[str, ...] = ()  # the entries of the state that `predict` does not need
-    # Whether its runs can be stacked if the network's layers have kernels, but no rule for `vmap`. This needs gradients
-    # of the network by `problem.differentiate`, not by `torch.func`.
+    training_only: tuple[str, ...] = ()  # entries of the state that `predict` does not need
+    # Whether runs can be stacked if the network stacks only with the GPU kernels of its layers. All gradients of the
+    # network must then be computed by `problem.differentiate`, not by `torch.func`.
     stacks_by_kernels = True
-    captures = True  # whether its steps can be CUDA graphs: they do not wait for the device
-    divides = True  # whether several processes can divide its steps: it calls the network outside of `torch.func`
-    # Which inputs of a minibatch each of several processes reads: see `Ranks.rows`. "examples" is for methods with one
-    # gradient, of passes over `batch.inputs`, and "environments" for methods with a gradient of each environment.
+    captures = True  # whether steps can be captured as CUDA graphs, which they can if they do not wait for the device
+    divides = True  # whether several processes can divide a step; not if it calls the network inside of `torch.func`
+    # Which inputs of a minibatch each of several processes reads (see `Ranks.rows`). "examples" is for methods that
+    # compute a single gradient from `batch.inputs`, "environments" for methods with a gradient of each environment.
     reads: Reads = "all"
     linear_only = False  # whether the method needs a linear classifier
     least_envs = 1  # the smallest number of training environments
@@ -83,27 +83,27 @@ class Algorithm(ABC):
         self.network = self.build_network()
 
     def build_network(self) -> Network:
-        """The model; a method that needs another classifier overrides this."""
+        """Build the model. A method that needs another classifier overrides this."""
         problem = self.problem
         return Network(problem.featurizer, problem.n_classes, dtype=problem.dtype, nonlinear=problem.nonlinear)
 
     def to(self, device: torch.device) -> "Algorithm":
-        """Move the constants of the networks."""
+        """Move the constants of the networks to a device."""
         self.network.to(device)
         return self
 
     def use(self, problem: Problem) -> None:
-        """Replace the problem by one with the same shapes, but another differentiator or diagnostics."""
+        """Replace the problem by one with the same shapes, but with another differentiator or other diagnostics."""
         self.problem = problem
 
     def init(self, seed: int) -> State:
-        """The state of a run before its first step, on the CPU."""
+        """Return the state of a run before its first step, on the CPU."""
         params = self.network.init(seed)
         step = torch.zeros((), dtype=torch.int64)
         return {"params": params, "adam": adam_init(params), "step": step, **self.extra_state(seed)}
 
     def extra_state(self, seed: int) -> State:
-        """State of the method's own: averages, further networks, their optimizers."""
+        """Return further entries of the state, such as averages, or other networks and their optimizers."""
         return {}
 
     @property
@@ -114,36 +114,36 @@ class Algorithm(ABC):
 
     @abstractmethod
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
-        """One update."""
+        """Take one training step, and return the new state and the metrics."""
 
     def predict(self, state: State, x: Tensor) -> Tensor:
-        """Logits [N, n_classes] of a batch of inputs [N, *input_shape], all from one environment."""
+        """Return the logits [N, n_classes] of inputs [N, *input_shape], which are all from one environment."""
         return self.network.logits(self.network.unflatten(state["params"]), x)
 
     def dropout(self, batch: EnvBatch, hparams: Hparams) -> Dropout | None:
-        """The dropout noise of the examples of a batch, in the order of `batch.inputs`."""
+        """Return the dropout of the examples of a batch, in the order of `batch.inputs`, or None for no dropout."""
         if not self.problem.dropout or "dropout" not in hparams:
             return None
         return Dropout(hparams["dropout"], batch.example_keys.flatten())
 
     def logits(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
-        """Training-time logits [E, B, n_classes] of a batch, in one forward pass."""
+        """Return the logits [E, B, n_classes] of a training batch, from one forward pass."""
         return batch.split(self.network.logits(params, batch.inputs, self.dropout(batch, hparams)))
 
     def features(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
-        """Training-time features [E, B, n_features] of a batch, in one forward pass."""
+        """Return the features [E, B, n_features] of a training batch, from one forward pass."""
         return batch.split(self.network.features(params, batch.inputs, self.dropout(batch, hparams)))
 
     def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
-        """Training-time risks [E], in one forward pass."""
+        """Return the risks [E] of a training batch, from one forward pass."""
         return environment_risks(self.logits(params, batch, hparams), batch)
 
     def risks_by(self, hparams: Hparams) -> Callable[[Tensor, EnvBatch], Tensor]:
-        """The risks as a function of the parameters as one vector, and of a batch."""
+        """Return a function that computes the risks [E] from the vector of parameters and a batch."""
         return lambda vector, batch: self.risks(self.network.unflatten(vector), batch, hparams)
 
     def risk_gradient(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> tuple[Tensor, Tensor]:
-        """The gradient of mean_e R_e at these parameters, and its value."""
+        """Return the gradient of mean_e R_e at the parameters `vector`, and the value of mean_e R_e."""
         risks = self.risks_by(hparams)
         gradient, value, _ = self.problem.differentiate.gradient(lambda v: (risks(v, batch).mean(), ()), vector)
         return gradient, value
@@ -151,10 +151,11 @@ class Algorithm(ABC):
     def descend_together(
         self, state: State, objective: Callable[..., tuple[Tensor, Any]], hparams: Mapping[str, Hparams]
     ) -> tuple[State, Tensor, Any]:
-        """Take an Adam step of several vectors of the state, along the gradient of an objective of all of them.
+        """Take one Adam step of several vectors of the state, which minimize a common objective.
 
-        `hparams` has the hyperparameters of each vector by its name in the state. The optimizer of a vector is
-        `<name>_adam`, and `adam` for `params`. Return the new state, the value and further results of the objective.
+        `hparams` has the hyperparameters of each vector, by its name in the state. The optimizer of a vector is
+        `<name>_adam`, and that of `params` is `adam`. Return the new state, and the value and the other results of the
+        objective.
         """
         sizes = [len(state[name]) for name in hparams]
         joint = torch.cat([state[name] for name in hparams])
@@ -167,11 +168,11 @@ class Algorithm(ABC):
 
 
 class ObjectiveAlgorithm(Algorithm):
-    """A method that is one objective, minimized by one Adam."""
+    """Base class of methods that minimize one objective with one Adam optimizer."""
 
     reads: Reads = "examples"
-    # Whether the objective uses parameters only through `self.network`, so that its gradient has a part for each
-    # environment, as masks need.
+    # Whether the objective uses parameters only through `self.network`, so that its gradient can be split by
+    # environment, which rules such as masks need.
     by_environment = True
     changes_at: tuple[str, ...] = ()  # hyperparameters that are steps at which Adam is reset
     later_lr: str | None = None  # hyperparameter that replaces `lr` from the first of these steps
@@ -180,15 +181,15 @@ class ObjectiveAlgorithm(Algorithm):
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
-        """The value to minimize, and the entries of the state that this step replaces (often none)."""
+        """Return the value to minimize, and the entries of the state that this step replaces (often none)."""
 
     def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor | None:
-        """Whether the optimizer is reset at this step, because the objective changes suddenly."""
+        """Whether Adam is reset at this step, because the objective changes suddenly; None if it is never reset."""
         sudden = [(step >= hparams[name]) & (step - 1 < hparams[name]) for name in self.changes_at]
         return torch.stack(sudden).any(0) if sudden else None
 
     def rates(self, step: Tensor, hparams: Hparams) -> Hparams:
-        """The hyperparameters with the learning rate of this step."""
+        """Return the hyperparameters with the learning rate of this step."""
         if self.later_lr is None:
             return hparams
         later = step >= hparams[self.changes_at[0]]
@@ -204,7 +205,7 @@ class ObjectiveAlgorithm(Algorithm):
     def value(
         self, vector: Tensor, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
-        """The objective, of the parameters as one vector."""
+        """Return the results of `objective` for the parameters as one vector."""
         found = self.objective(self.network.unflatten(vector), state, batch, hparams, key)
         if not isinstance(found, tuple) or len(found) != 2:
             raise SandmaskError(
@@ -216,7 +217,7 @@ class ObjectiveAlgorithm(Algorithm):
     def update(
         self, state: State, gradient: Tensor, loss: Tensor, changes: State, hparams: Hparams
     ) -> tuple[State, Metrics]:
-        """The second half of a step, once gradient and value of the objective are known."""
+        """Complete a step, given the gradient and the value of the objective."""
         name = type(self).__name__
         if loss.ndim != 0:
             raise SandmaskError(f"{name}.objective should return one number. Found a tensor of shape {[*loss.shape]}.")
@@ -250,7 +251,7 @@ class AlgorithmEntry:
 
     @property
     def kind(self) -> str | None:
-        """Its role in a composition, "sharpness", "rule" or "objective"; None if it cannot be composed."""
+        """Its kind in a composition: "sharpness", "rule" or "objective"; None if it cannot be composed."""
         from sandmask.algorithms._composed import kind_of
 
         return kind_of(self)
@@ -276,7 +277,7 @@ class _Algorithms(Registry[AlgorithmEntry]):
         return isinstance(name, str) and all(super(_Algorithms, self).__contains__(part) for part in parts_of(name))
 
     def module_of(self, name: str) -> str:
-        """The module that registered an entry; of a composition, one outside of this package if there is any."""
+        """The module that registered an entry. For a composition, a module outside of this package if there is one."""
         modules = [super(_Algorithms, self).module_of(part) for part in parts_of(name)]
         return next((module for module in modules if module.partition(".")[0] != "sandmask"), modules[0])
 

@@ -1,6 +1,6 @@
-"""Composed methods: a rule for gradients, such as a mask, is applied to the gradients of an objective.
+"""Composed methods, such as `SANDMask+VREx`, `SAM+CORAL` and `SAM+ANDMask+IRM`.
 
-Their names are compositions: `SANDMask+VREx`, `SAM+CORAL`, `SAM+ANDMask+IRM`.
+They apply a rule for gradients (such as a mask), a sharpness-aware method, or both, to the gradients of an objective.
 """
 
 import copy
@@ -20,28 +20,28 @@ from sandmask.masks import TensorMoments
 
 Rule = MaskedAlgorithm | CombinedGradients
 Kind = Literal["sharpness", "rule", "objective"]
-KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order that a name has them
-PLAIN = "ERM"  # the objective where none is named
+KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of a composition's name
+PLAIN = "ERM"  # the objective if none is named
 _PLURAL: Mapping[Kind, str] = {
     "sharpness": "sharpness-aware methods",
     "rule": "rules for gradients",
     "objective": "objectives",
 }
-_RULE = 2000  # the rule's random numbers: a stream apart from the objective's
+_RULE = 2000  # stream of the rule's random numbers, separate from the objective's
 
 
 class Composed(Algorithm):
-    """The update that `rule` makes of the environments' gradients g_e of an objective J; all else is the objective's.
+    """Computes the update by applying `rule` to the environments' gradients g_e of an objective J.
 
-    g_e = E dJ/dw_e, where w_e are the parameters as environment e's examples see them: the gradients of J owed to each
-    environment, with grad J as their mean. For ERM, g_e is the gradient of R_e; for VREx it is (1 + 2 beta (R_e -
-    mean R)) times that. The objective's penalties, schedules and further state are as it has them alone.
+    g_e = E dJ/dw_e, where w_e are the parameters as used for the examples of environment e. The mean of all g_e is
+    grad J. For ERM, g_e is the gradient of R_e; for VREx, it is this gradient times (1 + 2 beta (R_e - mean R)). The
+    penalties, schedules and further state of the objective are the same as without a rule.
 
-    With `sharpness`, the gradient of that method (or of the objective, without a rule) is taken twice: where the
-    parameters are, and where a step along it leads.
+    With `sharpness`, the gradient after the rule (if there is one) is computed twice: at the parameters, and after a
+    step uphill along it.
     """
 
-    through_logits = False  # not known of objectives: see `MaskedAlgorithm`
+    through_logits = False  # unknown for objectives; see `MaskedAlgorithm`
 
     def __init__(self, objective: ObjectiveAlgorithm, rule: Rule | None, sharpness: SharpnessAware | None) -> None:
         self.problem, self.network = objective.problem, objective.network
@@ -58,28 +58,28 @@ class Composed(Algorithm):
         self._of_copies.network = EnvironmentCopies(self.network)
 
     def use(self, problem: Problem) -> None:
-        """Take gradients as this problem says."""
+        """Replace the problem of all parts."""
         for part in (self.objective, self._of_copies, self.rule, self.sharpness):
             if part is not None:
                 part.use(problem)
         super().use(problem)
 
     def to(self, device: torch.device) -> "Composed":
-        """Move the constants of the networks."""
+        """Move the constants of the networks to a device."""
         self.objective.to(device)
         return self
 
     @property
     def is_network(self) -> bool:
-        """Whether predictions are the logits of an ordinary network, which depends on the objective."""
+        """Whether predictions are the logits of an ordinary network. This depends on the objective."""
         return self.objective.is_network
 
     def init(self, seed: int) -> State:
-        """The objective's state, and the rule's."""
+        """Return the state of the objective and of the rule."""
         return {**self.objective.init(seed), **({} if self.rule is None else self.rule.extra_state(seed))}
 
     def predict(self, state: State, x: Tensor) -> Tensor:
-        """The objective's prediction."""
+        """Return the prediction of the objective."""
         return self.objective.predict(state, x)
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
@@ -97,7 +97,7 @@ class Composed(Algorithm):
     def _gradient(
         self, vector: Tensor, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, Tensor, State, Metrics]:
-        """The gradient at these parameters, after the rule; the objective, changes of the state, and metrics."""
+        """Return the gradient at `vector` after the rule, the objective's value, changes of the state, and metrics."""
         differentiate, n_envs = self.problem.differentiate, batch.n_envs
         if self.rule is None:
             gradient, loss, changes = differentiate.gradient(
@@ -113,19 +113,19 @@ class Composed(Algorithm):
         gradient, of_rule, metrics = self.rule.direction(state, gradients, hparams, random.fold(key, _RULE))
         return gradient, loss, {**changes, **of_rule}, metrics
 
-    # What a program for masks asks for, which takes the moments of the gradients in one pass; see `MaskedAlgorithm`.
+    # The methods below are for programs that compute the moments of gradients in one pass; see `MaskedAlgorithm`.
 
     def terms(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
-        """E J: its gradient by environment e's examples is g_e."""
+        """Return E J and changes of the state. The examples of environment e contribute g_e to the gradient of E J."""
         value, changes = self.objective.objective(params, state, batch, hparams, key)
         return batch.n_envs * value, changes
 
     def finish(
         self, state: State, moments: TensorMoments, values: Tensor, changes: State, hparams: Hparams
     ) -> tuple[State, Metrics]:
-        """The second half of a step, once the moments of the gradients are known."""
+        """Complete a step, given the moments of the gradients and the results of `terms`."""
         assert isinstance(self.rule, MaskedAlgorithm)
         gradient, of_rule, metrics = self.rule.masked(state, moments, hparams)
         loss, changes = values / moments.count, {**changes, **of_rule}
@@ -134,7 +134,7 @@ class Composed(Algorithm):
 
 
 def kind_of(entry: AlgorithmEntry) -> Kind | None:
-    """What an algorithm is in a composition; None for one that has a step of its own."""
+    """Return the kind of an algorithm in a composition, or None if it has its own `step` and cannot be composed."""
     build = entry.build
     if not isinstance(build, type):
         return None
@@ -150,7 +150,7 @@ def kind_of(entry: AlgorithmEntry) -> Kind | None:
 
 
 def _is_its_mask(build: type[MaskedAlgorithm]) -> bool:
-    """Whether all of a method is in its mask, or in a `direction` of its own."""
+    """Whether a method consists only of its mask, or of its own `direction`."""
     steps = build.step in (MaskedAlgorithm.step, LogMaskedAlgorithm.step)
     steps = steps or build.direction is not MaskedAlgorithm.direction
     others = ("update", "risks", "predict")
@@ -158,10 +158,11 @@ def _is_its_mask(build: type[MaskedAlgorithm]) -> bool:
 
 
 def compose(name: str, parts: Sequence[AlgorithmEntry], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry:
-    """The entry of a composition of `parts`, in whichever order they are named; ERM changes nothing.
+    """Return the entry of a composition. The order of the parts does not matter, and ERM changes nothing.
 
-    :param name: as the user wrote it, for messages.
-    :param known: all algorithms: those that can be combined, for messages.
+    :param name: name of the composition in messages.
+    :param parts: entries of the parts.
+    :param known: entries of all algorithms, of which messages list those that compose.
     """
     known = list(known)
     chosen: dict[Kind, AlgorithmEntry] = {}
@@ -209,7 +210,7 @@ def _is_by_environment(entry: AlgorithmEntry) -> bool:
 
 
 def _check_names(name: str, parts: Sequence[AlgorithmEntry]) -> None:
-    """Refuse parts that mean different things by one hyperparameter."""
+    """Raise an error if two parts have a hyperparameter of the same name."""
     seen: dict[str, str] = {}
     for entry in parts:
         for row in {row.name for row in entry.hparams}:

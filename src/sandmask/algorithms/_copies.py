@@ -1,4 +1,4 @@
-"""A network with one copy per environment, so that the environments' parts of a gradient can be separated."""
+"""A network with one copy of its parameters per environment, to split a gradient by environment."""
 
 from typing import Any, NoReturn
 
@@ -14,10 +14,10 @@ from sandmask.networks import Network
 
 
 class EnvironmentCopies(Network):
-    """A network whose parameters are E vectors [E, P]: the rows of environment e pass through the e-th copy.
+    """A network whose parameters are E vectors [E, P]. The rows of environment e use the e-th copy.
 
-    An objective J of this network has a derivative by every copy. At E equal vectors these derivatives sum to the
-    gradient of J by the one vector: each is what the gradient owes to one environment's examples.
+    The derivative of an objective J with respect to copy e is the part of the gradient that the examples of environment
+    e contribute. If all E vectors are equal, the parts sum to the gradient of J with respect to that vector.
     """
 
     def __init__(self, network: Network) -> None:
@@ -25,20 +25,20 @@ class EnvironmentCopies(Network):
         self._network = network
 
     def unflatten(self, vector: Tensor) -> Params:
-        """The parameters of all copies."""
+        """Return the parameters of all copies."""
         unflatten = self._network.unflatten
         return _Copies(vmap(unflatten)(vector) if self.stacks else [unflatten(each) for each in vector])
 
     def features(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """Features [N, n_features] of inputs [N, ...], the same number of rows from each environment."""
+        """Return features [N, n_features] of inputs [N, ...], with the same number of rows for each environment."""
         return self._by_environment(self._network.features, params, x, drop)
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """Logits [N, n_classes] of inputs."""
+        """Return logits [N, n_classes] of inputs [N, ...]."""
         return self._by_environment(self._network.logits, params, x, drop)
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
-        """Logits of features [N, ...] or [E, B, ...]."""
+        """Return logits of features [N, ...] or [E, B, ...]."""
         copies = _copies_of(params)
         rows = features if features.ndim > 2 else _split(features, len(copies))
         logits = self._each(lambda params, rows, _: self._network.classify(params, rows), copies, rows, None)
@@ -67,7 +67,7 @@ class EnvironmentCopies(Network):
 
 
 class _Copies(Params):
-    """The parameters of all copies, for the network alone: whatever else reads them gets an error."""
+    """The parameters of all copies. Only the network reads them; any other access raises an error."""
 
     def __init__(self, kept: Params | list[Params]) -> None:
         super().__init__()
@@ -91,5 +91,5 @@ def _copies_of(params: Params) -> _Copies:
 
 
 def _split(values: Tensor, n_envs: int) -> Tensor:
-    """[E * B, ...] to [E, B, ...]."""
+    """Reshape [E * B, ...] to [E, B, ...]."""
     return values.view(n_envs, -1, *values.shape[1:])

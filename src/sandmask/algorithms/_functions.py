@@ -1,4 +1,4 @@
-"""Types of steps, and functions that methods share: losses, steps of Adam, parts of networks, pairs of examples."""
+"""Types, and functions that several methods use: losses, Adam steps, parts of networks, pairs of examples."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -48,21 +48,22 @@ def adam_update(params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hpar
 def change_step(
     name: str, default: float, draw: Distribution, recipe: tuple[float, Distribution]
 ) -> tuple[Hparam, Hparam]:
-    """The rows of a step at which a method changes, such as the start of a penalty.
+    """Return the rows of a hyperparameter that is a step at which a method changes, such as the start of a penalty.
 
-    `recipe` is its default and draw for MLPs in the space "recipe", whose runs have a fifth of DomainBed's steps.
+    `recipe` has the default and the distribution for tabular data in the space "recipe", in which runs have a fifth of
+    DomainBed's steps.
     """
     row = Hparam(name, default, draw, NON_NEGATIVE, step=True)
     return row, replace(row, default=recipe[0], draw=recipe[1], scope="tabular", space="recipe")
 
 
 def switched(state: State, hparams: Hparams, at: str, after: str, before: float = 0.0) -> Tensor:
-    """The hyperparameter `after` from the step `at` (another hyperparameter) on, and the number `before` until then."""
+    """Return the hyperparameter `after` from step `at` (also a hyperparameter) on, and the number `before` earlier."""
     return torch.where(state["step"] >= hparams[at], hparams[after], before)
 
 
 def trained(name: str, module: FlatModule, seed: int) -> State:
-    """The entries of the state for a further network with an Adam of its own: `name` and `<name>_adam`."""
+    """Return the entries of the state for another network with its own Adam: `name` and `<name>_adam`."""
     vector = module.init(seed_hash(seed, name))
     return {name: vector, f"{name}_adam": adam_init(vector)}
 
@@ -80,7 +81,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def one_hot(labels: Tensor, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Labels [...] as rows [..., n]."""
+    """Return labels [...] as one-hot rows [..., n]."""
     return (labels.unsqueeze(-1) == torch.arange(n, device=labels.device)).to(dtype)
 
 
@@ -95,7 +96,7 @@ def environment_risks(logits: Tensor, batch: EnvBatch) -> Tensor:
 
 
 class Parts:
-    """A network's flat vector as two: the featurizer's, and the classifier's, which is at its end."""
+    """Splits a network's flat vector into the featurizer's part and the classifier's part, which is at the end."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -105,27 +106,27 @@ class Parts:
         self._sizes = [network.numel - n_head, n_head]
 
     def split(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The featurizer's part and the classifier's."""
+        """Return the featurizer's part and the classifier's part."""
         featurizer, head = torch.split(vector, self._sizes)
         return featurizer, head
 
     def classify(self, head: Tensor, features: Tensor) -> Tensor:
-        """Logits of features, by a classifier given as a vector."""
+        """Return the logits of features, with the classifier's part `head`."""
         pieces = torch.split(head, [slot.numel for slot in self._slots])
         params = {slot.name: slot.read(piece) for slot, piece in zip(self._slots, pieces, strict=True)}
         return self._network.classify(params, features)
 
 
 class Pairs(NamedTuple):
-    """Properties of pairs of examples, [N, N], without padding."""
+    """Properties of all pairs (i, j) of examples, [N, N]."""
 
-    other: Tensor  # j is another example than i
+    other: Tensor  # i and j are different examples, and neither is padding
     same_class: Tensor
     same_environment: Tensor
 
 
 def pairs_of(batch: EnvBatch) -> Pairs:
-    """The pairs of a batch."""
+    """Return the properties of the pairs of a batch."""
     true, y = batch.weight.flatten() > 0, batch.y.flatten()
     numbers, environments = torch.arange(len(y), device=y.device), batch.environments.flatten()
     other = true & true.unsqueeze(-1) & (numbers != numbers.unsqueeze(-1))

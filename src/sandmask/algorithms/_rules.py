@@ -1,6 +1,7 @@
 """Base classes of methods that change gradients: sharpness-aware methods, and rules for environments' gradients.
 
-A rule is a mask, which works element by element, or combines whole gradients. See `_composed` for compositions.
+A rule computes the update from the gradients of all environments. It is a mask, which works element by element, or it
+combines whole gradients. See `_composed` for compositions.
 """
 
 from abc import abstractmethod
@@ -18,29 +19,30 @@ from sandmask.functional.ranks import Reads
 from sandmask.functional.rescaling import rescale_tensors
 from sandmask.masks import Mask, MaskError, TensorMoments, agreement_counts
 
-DIAGNOSTICS = "diagnostics"  # the metric that is a vector; its entries go by the names of `diagnostic_names`
+DIAGNOSTICS = "diagnostics"  # the metric that is a vector; `diagnostic_names` names its entries
 BINS = 10
 _EPSILON = 1e-12
 
 
 class SharpnessAware(Algorithm):
-    """g = grad R(w), g_p = grad R(w + reach g), R = mean_e R_e; Adam takes a combination of both.
+    """Base class of sharpness-aware methods, which combine the gradient with the gradient at a point uphill.
 
-    Both gradients are of the same minibatch and the same dropout. A step costs two of ERM's.
+    The gradients are g = grad R(w) and g_p = grad R(w + reach * g), where R = mean_e R_e. Both use the same minibatch
+    and the same dropout. A step costs as much as two steps of ERM.
     """
 
     reads: Reads = "examples"
 
     def reach(self, norm: Tensor, hparams: Hparams) -> Tensor:
-        """The length of the step uphill along a gradient of this norm: rho / |g|."""
+        """Return the factor of the gradient in the step uphill. Here, it is rho / |g|, for a step of length rho."""
         return hparams["rho"] / (norm + _EPSILON)
 
     @abstractmethod
     def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:
-        """The update's gradient, of g and g_p."""
+        """Return the update's gradient from g (`here`) and g_p (`there`)."""
 
     def aware(self, here: Tensor, params: Tensor, gradient_at: Callable[[Tensor], Tensor], hparams: Hparams) -> Tensor:
-        """The update's gradient, of the one at these parameters and of what the gradient is elsewhere."""
+        """Return the update's gradient. `here` is the gradient at `params`; `gradient_at` computes it elsewhere."""
         norm = torch.linalg.vector_norm(here)
         return self.combine(here, gradient_at(params + self.reach(norm, hparams) * here), hparams)
 
@@ -54,18 +56,18 @@ class SharpnessAware(Algorithm):
 
 
 class CombinedGradients(Algorithm):
-    """A method whose update is a function of all environments' gradients, which are kept at once."""
+    """Base class of methods that combine the gradients of all environments, which are in memory at the same time."""
 
     reads: Reads = "environments"
 
     @abstractmethod
     def combine(self, gradients: Tensor, hparams: Hparams, key: Tensor) -> Tensor:
-        """The update's gradient [P], of the environments' [E, P]."""
+        """Return the update's gradient [P] from the environments' gradients [E, P]."""
 
     def direction(
         self, state: State, gradients: Tensor, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State, Metrics]:
-        """The update's gradient; changes of the state and metrics, of which there are none."""
+        """Return the update's gradient, changes of the state and metrics. The last two are empty here."""
         return self.combine(gradients, hparams, key), {}, {}
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
@@ -77,12 +79,12 @@ class CombinedGradients(Algorithm):
 
 
 class MaskedAlgorithm(Algorithm):
-    """A method that masks the mean of the environments' gradients, element by element.
+    """Base class of methods that mask the mean of the environments' gradients, element by element.
 
-    Where a run has the hyperparameter `rescale`, 1 divides the update by the mask's density, tensor by tensor.
+    If a run has the hyperparameter `rescale` and it is 1, the update of each tensor is divided by the mask's density.
 
-    Networks whose layers fold their gradients into moments as they go sum no log-magnitudes: a mask that needs them is
-    for a `LogMaskedAlgorithm`.
+    A mask that needs sums of log-magnitudes requires a `LogMaskedAlgorithm`, because the fast ways to compute moments
+    do not compute these sums.
     """
 
     reads: Reads = "environments"
@@ -90,14 +92,14 @@ class MaskedAlgorithm(Algorithm):
 
     @property
     def through_logits(self) -> bool:
-        """Whether all gradients pass the classifier, where they can be scaled: not known of losses of one's own."""
+        """Whether all gradients pass through the logits, where they can be scaled. False with losses of one's own."""
         kind = type(self)
         own = kind.risks is Algorithm.risks and kind.logits is Algorithm.logits
         return own and kind.terms is MaskedAlgorithm.terms
 
     @abstractmethod
     def mask(self, hparams: Hparams) -> Mask:
-        """The mask for these hyperparameters."""
+        """Return the mask for these hyperparameters."""
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
@@ -107,7 +109,7 @@ class MaskedAlgorithm(Algorithm):
         return self.update(state, moments, risks, hparams)
 
     def update(self, state: State, moments: TensorMoments, risks: Tensor, hparams: Hparams) -> tuple[State, Metrics]:
-        """The second half of a step, once the moments of the gradients are known."""
+        """Complete a step, given the moments of the gradients."""
         gradient, changes, metrics = self.masked(state, moments, hparams)
         stepped = {**state, **changes, **descend(state, gradient, state["adam"], hparams)}
         return stepped, {"loss": risks.mean(), **metrics}
@@ -115,23 +117,23 @@ class MaskedAlgorithm(Algorithm):
     def terms(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
-        """Values, and changes of the state. The gradient of their sum through the examples of e is that of e."""
+        """Return values, and changes of the state. The examples of e contribute g_e to the gradient of their sum."""
         return self.risks(params, batch, hparams), {}
 
     def finish(
         self, state: State, moments: TensorMoments, values: Tensor, changes: State, hparams: Hparams
     ) -> tuple[State, Metrics]:
-        """`update`, of what `terms` gave."""
+        """Complete a step, given the moments of the gradients and the results of `terms`."""
         return self.update(state, moments, values, hparams)
 
     def direction(
         self, state: State, gradients: Tensor, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State, Metrics]:
-        """The update's gradient, of the environments' [E, P]; see `masked`."""
+        """Return the results of `masked` for the environments' gradients [E, P]."""
         return self.masked(state, moments_of(gradients, log_magnitude=self.sums_logs), hparams)
 
     def masked(self, state: State, moments: TensorMoments, hparams: Hparams) -> tuple[Tensor, State, Metrics]:
-        """The update's gradient, of moments over environments; what the mask changes in the state; its metrics."""
+        """Return the update's gradient, changes of the state and metrics, from moments over environments."""
         mask = self.mask(hparams)
         if not isinstance(mask, Mask):
             raise MaskError(f"{type(self).__name__}.mask should return a `Mask`. Found {type(mask).__name__}.")
@@ -147,7 +149,7 @@ class MaskedAlgorithm(Algorithm):
         return gradient, {}, self.metrics_of(weights, moments)
 
     def metrics_of(self, weights: Tensor, moments: TensorMoments) -> Metrics:
-        """Diagnostics of a mask [P]."""
+        """Return the metrics of a mask [P]."""
         metrics = {"mask_density": weights.mean()}
         if self.problem.diagnostics:
             metrics[DIAGNOSTICS] = mask_diagnostics(weights, moments, self.network.slots)
@@ -155,7 +157,7 @@ class MaskedAlgorithm(Algorithm):
 
 
 class LogMaskedAlgorithm(MaskedAlgorithm):
-    """A `MaskedAlgorithm` whose mask needs sums of log-magnitudes: that of a `GeometricMean`."""
+    """A `MaskedAlgorithm` whose mask needs sums of log-magnitudes, as `GeometricMean` does."""
 
     sums_logs = True
 
@@ -167,7 +169,7 @@ class LogMaskedAlgorithm(MaskedAlgorithm):
             )
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
-        """One update. A step of its own is taken as it is written, with gradients from `problem.differentiate`."""
+        """One update. Because this class has its own `step`, the fast ways to compute moments are not used."""
         return super().step(state, batch, hparams, key)
 
 
@@ -180,7 +182,7 @@ def diagnostic_names(slots: Sequence[Slot]) -> list[str]:
     - `dead_fraction/<tensor>`: the share of elements whose mask is exactly 0;
     - `agreement/<tensor>/<bin>`: the share of elements whose A = |mean_e sign(g_e)| is in that tenth of 0..1.
 
-    :param slots: places of the tensors in the flat vector.
+    :param slots: positions of the tensors in the flat vector.
     """
 
     def of(tensor: str) -> Iterator[str]:
@@ -197,7 +199,7 @@ def mask_diagnostics(weights: Tensor, moments: TensorMoments, slots: Sequence[Sl
 
     :param weights: flat mask `[P]`.
     :param moments: moments that the mask was computed from.
-    :param slots: places of the tensors in the flat vector.
+    :param slots: positions of the tensors in the flat vector.
     """
     sizes = [slot.numel for slot in slots]
     pieces = zip(torch.split(weights, sizes), torch.split(moments.sign_sum, sizes), strict=True)

@@ -17,17 +17,17 @@ TEMPERATURE, EPSILON = 0.07, 1e-5
 
 
 class ADRMX(Adversarial):
-    """Label features a and domain features b from two featurizers, and c = a - b. Heads h1, h2, hd; discriminator d.
+    """Adversarial training with label features a and domain features b from two featurizers, and c = a - b.
 
-    d minimizes CE(d(c), e), and the rest minimizes
+    h1, h2 and hd are classifiers, and d is a discriminator. d minimizes CE(d(c), e), and the rest minimizes
 
         R(h1(a)) + R(h2(c)) + dclf_lambda CE(hd(b), e) + rmxd_lambda Rmx + cnt_lambda [S(a) + S(c)]
         - disc_lambda CE(d(c), e)
 
-    with e the number of the environment, S a supervised contrastive loss and Rmx = (1/C) sum over classes of
+    where e is the index of the environment and S a supervised contrastive loss. Rmx = (1/C) sum over the C classes of
     CE(h1(c_i + b_j), y), for two random examples i and j of the class, if it has two. (DomainBed's code takes i and j
     from the whole minibatch by mistake.) See `Adversarial` for the alternation and the optimizers, which have no weight
-    decay. The prediction is h1(a).
+    decay here. Predictions are h1(a).
     """
 
     generator = ("params", "domain", "heads")
@@ -41,7 +41,7 @@ class ADRMX(Adversarial):
         self.discriminator = FlatModule(partial(Discriminator, sizes[0], sizes[2], 0, width, depth))
 
     def extra_state(self, seed: int) -> State:
-        """The domain featurizer (with a classifier that is not used), heads, discriminator and optimizers."""
+        """Return the domain featurizer (with an unused classifier), the heads, the discriminator and the optimizers."""
         domain = self.network.init(seed_hash(seed, "domain"))
         heads = self.heads.init(seed_hash(seed, "heads"))
         return {
@@ -58,7 +58,7 @@ class ADRMX(Adversarial):
     def losses(
         self, vectors: Sequence[Tensor], batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss of featurizers and classifier, that of discriminator d, and the former without the term of d."""
+        """Return the loss of the rest, the loss of d, and the former without the term of d."""
         *featurizers, of_heads, of_discriminator = vectors
         heads, drop = self.heads.unflatten(of_heads), self.dropout(batch, hparams)
         a, b = (self.network.features(self.network.unflatten(vector), batch.inputs, drop) for vector in featurizers)
@@ -80,15 +80,16 @@ class ADRMX(Adversarial):
         return loss, confusion, loss + hparams["disc_lambda"] * confusion
 
     def predict(self, state: State, x: Tensor) -> Tensor:
-        """Logits by the label features' head."""
+        """Return the logits h1(a)."""
         features = self.network.features(self.network.unflatten(state["params"]), x)
         return self.heads(self.heads.unflatten(state["heads"]), "label", features)
 
 
 class NonlinearHeads(nn.Module):
-    """Three classifiers F - F/2 - F/4 - out with ReLUs: "label", "difference" (of classes) and "domain".
+    """The classifiers "label" (h1), "difference" (h2) and "domain" (hd).
 
-    A layer is no narrower than the output.
+    Each has layers of widths F/2, F/4 and the number of outputs, with ReLUs between them. No layer is narrower than the
+    output.
     """
 
     def __init__(self, n_features: int, n_classes: int, n_envs: int) -> None:
@@ -97,7 +98,7 @@ class NonlinearHeads(nn.Module):
         self.heads = nn.ModuleDict({name: _head(n_features, out) for name, out in outs.items()})
 
     def forward(self, which: str, x: Tensor) -> Tensor:
-        """Logits by one of them."""
+        """Return the logits of one of the classifiers."""
         logits: Tensor = self.heads[which](x)
         return logits
 
@@ -109,10 +110,11 @@ def _head(n_features: int, n_out: int) -> nn.Sequential:
 
 
 def contrast(features: Tensor, batch: EnvBatch) -> Tensor:
-    """S: every example's mean over others j of its class of -log(q_ij + 1e-5), summed, over their number plus 1.
+    """Return S = sum_i l_i / (n + 1), where l_i is the mean of -log(q_ij + 1e-5) over other examples j of the class.
 
-    q_ij = e_ij / (sum_(k != i) e_ik + 2e-5), e_ij = exp(cos(z_i, z_j) / 0.07): the published weight of 1/2 on pairs
-    within an environment, and of 1/2 on the others, cancels but for the constant.
+    The sum is over the n examples i whose class has other examples. q_ij = e_ij / (sum_(k != i) e_ik + 2e-5), where
+    e_ij = exp(cos(z_i, z_j) / 0.07). The published weights of 1/2 for pairs within an environment and 1/2 for other
+    pairs cancel, except in the constant.
     """
     pairs = pairs_of(batch)
     positive = pairs.other & pairs.same_class
@@ -125,7 +127,7 @@ def contrast(features: Tensor, batch: EnvBatch) -> Tensor:
 
 
 def pairs_of_classes(batch: EnvBatch, n_classes: int, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each class two random examples of it, numbered as in `batch.inputs`, and whether it has two: [C] each."""
+    """Return two random examples of each class, by index in `batch.inputs`, and whether it has two: [C] each."""
     classes = torch.arange(n_classes, device=key.device).unsqueeze(-1)
     member = (batch.y.flatten() == classes) & (batch.weight.flatten() > 0)
     noise = random.uniform(random.fold(batch.example_keys.flatten(), key))
@@ -135,12 +137,12 @@ def pairs_of_classes(batch: EnvBatch, n_classes: int, key: Tensor) -> tuple[Tens
 
 
 def environment_loss(logits: Tensor, batch: EnvBatch) -> Tensor:
-    """The cross-entropy of the environments' numbers, of logits [N, E]."""
+    """Return the cross-entropy of logits [N, E] with the indices of the environments as labels."""
     return batch.mean(cross_entropy(batch.split(logits), batch.environments)).mean()
 
 
 def _of_networks(scope: Scope, lr: float, draw: Choice) -> tuple[Hparam, ...]:
-    """DomainBed's rows for a kind of datasets. On Spirals the discriminator has the network's width and depth."""
+    """Return DomainBed's rows for a scope. On Spirals, the discriminator has the width and depth of the network."""
     return (
         Hparam("lr", lr, draw, NON_NEGATIVE, scope=scope),
         Hparam("mlp_width", 256, Constant(256), COUNT, scope=scope),

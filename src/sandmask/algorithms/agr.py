@@ -14,18 +14,21 @@ PAPER = "Mansilla et al., Domain generalization via gradient surgery, ICCV 2021"
 
 
 class AgrSumAlgorithm(MaskedAlgorithm):
-    """u = sum_e g_e where all environments' gradients have one sign, and 0 elsewhere.
+    """Update by sum_e g_e where the gradients of all environments have the same sign, and by 0 elsewhere.
 
-    It is E times the AND-mask with tau = 1: with Adam, all that differs is the share of the weight decay.
+    This is E times the update of the AND-mask with tau = 1. With Adam, only the share of the weight decay differs.
     """
 
     def mask(self, hparams: Hparams) -> Mask:
-        """The mask, which has no parameters."""
+        """Return the mask, which has no parameters."""
         return AgrSum()
 
 
 class AgrRandAlgorithm(AgrSumAlgorithm):
-    """u = sum_e g_e where all signs are equal; elsewhere u ~ N(0, s^2), s the mean |u| over what agrees."""
+    """Update by u = sum_e g_e where all signs are equal, and by normal noise elsewhere.
+
+    The standard deviation of the noise is the mean of |u| over the elements whose signs are equal.
+    """
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
@@ -36,7 +39,7 @@ class AgrRandAlgorithm(AgrSumAlgorithm):
     def direction(
         self, state: State, gradients: Tensor, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State, Metrics]:
-        """The update's gradient, of the environments' [E, P]; nothing changes in the state; metrics of the mask."""
+        """Return the update's gradient, no changes of the state, and metrics, from environments' gradients [E, P]."""
         gradient, metrics = self._filled(moments_of(gradients), hparams, key)
         return gradient, {}, metrics
 

@@ -1,4 +1,4 @@
-"""AND-mask, its variant with a memory, and the geometric mean (after Parascandolo et al., ICLR 2021)."""
+"""AND-mask, a variant that averages signs over steps, and the geometric mean (Parascandolo et al., ICLR 2021)."""
 
 from dataclasses import replace
 
@@ -16,36 +16,41 @@ TAU = (
     Hparam("tau", 1.0, Uniform(0.5, 1), FRACTION, space="domainbed"),
     Hparam("tau", 0.9, Uniform(0.9, 1), FRACTION, space="recipe"),
 )
-# The recipe divides by the mask's density; with 0 the update is the printed one.
+# 1 divides the update by the mask's density, as in the recipe. With 0, the update is that of the paper.
 RESCALE = Hparam("rescale", 1, Constant(1), Bounds(low=0, high=1), space="recipe")
 PAPER = "Parascandolo et al., Learning explanations that are hard to vary, ICLR 2021"
 
 
 class ANDMaskAlgorithm(MaskedAlgorithm):
-    """m = 1[|mean_e sign(g_e)| >= tau]; the update is m * mean_e(g_e), with `rescale` divided by the mean of m."""
+    """Update by m * mean_e(g_e), where m = 1[|mean_e sign(g_e)| >= tau].
+
+    With `rescale`, the update of each tensor is divided by the mean of m.
+    """
 
     rescale: Rescale = "none"
 
     def mask(self, hparams: Hparams) -> Mask:
-        """The mask of eq. 1's condition."""
+        """Return the AND-mask with this run's threshold."""
         return ANDMask(tau=hparams["tau"], rescale=self.rescale)
 
 
 class RescaledANDMaskAlgorithm(ANDMaskAlgorithm):
-    """The AND-mask, divided by the mask's density tensor by tensor, as in ILC's and DomainBed's code."""
+    """The AND-mask, with the update of each tensor divided by the mask's density, as in ILC's and DomainBed's code."""
 
     rescale = "sparsity"
 
 
 class TemporalANDMask(ANDMaskAlgorithm):
-    """m = 1[|a| >= tau]; the update is m * mean_e(g_e), with `rescale` divided by the mean of m.
+    """Update by m * mean_e(g_e), where m = 1[|a| >= tau] and a is an average of the signs over steps.
 
-    a is the moving average a <- b a + (1 - b) mean_e sign(g_e) over steps, from 0 and corrected by 1 / (1 - b^t), where
-    b is `sign_memory`; with 0 it is the AND-mask.
+    a is the moving average a <- b a + (1 - b) mean_e sign(g_e), which starts at 0 and is corrected by 1 / (1 - b^t). b
+    is `sign_memory`; with b = 0, this is the AND-mask. With `rescale`, the update of each tensor is divided by the mean
+    of m.
 
-    The paper has a "temporal AND-mask Adam" (its algorithm 1) for many environments that do not fit into one
-    minibatch; its code was not released. This is our own rule after that idea, not a transcription: averaging the
-    signs of all environments, the correction, masking the gradient before Adam, and the values of b are ours.
+    The paper describes a "temporal AND-mask Adam" (its algorithm 1) for many environments that do not fit into one
+    minibatch, and its code was not released. This is our own rule, which follows the idea but not the algorithm:
+    averaging the signs of all environments, the correction, masking the gradient before Adam, and the values of b are
+    ours.
     """
 
     training_only = ("signs", "signs_weight")
@@ -58,17 +63,17 @@ class TemporalANDMask(ANDMaskAlgorithm):
         """The AND-mask of the averaged signs."""
         memory = hparams["sign_memory"]
         signs = memory * state["signs"] + (1.0 - memory) * (moments.sign_sum / moments.count)
-        weight = memory * state["signs_weight"] + (1.0 - memory)  # 1 - b^t, rounded like signs that always agreed
+        weight = memory * state["signs_weight"] + (1.0 - memory)  # 1 - b^t, rounded like the sums of equal signs
         averaged = replace(moments, sign_sum=signs / weight * moments.count)
         gradient, _, metrics = super().masked(state, averaged, hparams)
         return gradient, {"signs": signs, "signs_weight": weight}, metrics
 
 
 class GeometricMeanAlgorithm(LogMaskedAlgorithm):
-    """sign(mean_e g_e) exp(mean_e log |g_e|) where |mean_e sign(g_e)| >= tau, and 0 elsewhere."""
+    """Update by sign(mean_e g_e) exp(mean_e log |g_e|) where |mean_e sign(g_e)| >= tau, and by 0 elsewhere."""
 
     def mask(self, hparams: Hparams) -> Mask:
-        """The geometric mean with the AND-mask's threshold."""
+        """Return the mask of the geometric mean, with this run's threshold."""
         return GeometricMean(tau=hparams["tau"])
 
 

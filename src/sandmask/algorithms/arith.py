@@ -10,11 +10,12 @@ from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
 
 
 class Arith(Algorithm):
-    """A pass of SGD through the environments, whose gradients count less and less: u = mean_k c_k g_k.
+    """Pass through the environments with SGD, and update by a weighted mean of the gradients: mean_k c_k g_k.
 
-    g_k = grad R_(e_k)(w_(k-1)), w_k = w_(k-1) - a g_k, in a random order e_1, ..., e_E; a is `arith_lr`. The weights
-    fall arithmetically, c_k = 2 (E + 1 - k) / (E + 1): 1.5, 1 and 0.5 for three environments. Adam takes u. (The
-    released code also divides by a, which is the same to Adam but for the weight decay.) The draw of a is ours.
+    In a random order e_1, ..., e_E of the environments, g_k = grad R_(e_k)(w_(k-1)) and w_k = w_(k-1) - a g_k, where a
+    is `arith_lr`. The weights decrease linearly, c_k = 2 (E + 1 - k) / (E + 1): 1.5, 1 and 0.5 for three environments.
+    The optimizer is Adam. (The released code also divides the update by a. With Adam, this only changes the share of
+    the weight decay.) The range of a is ours.
     """
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:

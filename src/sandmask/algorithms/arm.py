@@ -1,4 +1,4 @@
-"""Adaptive risk minimization: a context network summarizes the batch, and the model adapts to the summary."""
+"""Adaptive risk minimization (Zhang et al., NeurIPS 2021): the model adapts to a learned summary of the batch."""
 
 from functools import partial
 
@@ -16,18 +16,18 @@ _HIDDEN, _GROUPS = 64, 8
 
 
 class ARM(Algorithm):
-    """min mean_e R_e(c(f([x, u_e]))), u_e = mean_x' h(x') over environment e's batch (the paper's ARM-CML).
+    """Minimize mean_e R_e(c(f([x, u_e]))), where u_e is the mean of h(x') over the batch of environment e (ARM-CML).
 
-    Network and context network h are trained together. (DomainBed's code leaves h out of the optimizer; and
-    its h has batch-norm, which would mix the environments: here it is group-norm.) At test time u is the mean
-    over the batch to be classified.
+    The context network h, the featurizer f and the classifier c are trained together. (In DomainBed's code, the
+    optimizer leaves out h, and h has batch-norm, which would mix the environments. Here, it has group-norm.) At test
+    time, u is the mean over the batch to be classified.
     """
 
     uses_context = True
     averaged = ("params", "context")
 
     def build_network(self) -> Network:
-        """A network whose inputs have the context as further channels, and beside it the context network."""
+        """Build the context network, and a network whose inputs have the context as further channels."""
         shape = self.problem.input_shape
         self.context = FlatModule(partial(context_network, shape), self.problem.dtype)
         extra_channels = 1 if len(shape) == 3 else shape[0]
@@ -36,7 +36,7 @@ class ARM(Algorithm):
         return Network(featurizer, problem.n_classes, dtype=problem.dtype, nonlinear=problem.nonlinear)
 
     def extra_state(self, seed: int) -> State:
-        """The context network and its optimizer."""
+        """Return the context network and its optimizer."""
         return trained("context", self.context, seed)
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
@@ -51,13 +51,13 @@ class ARM(Algorithm):
         return state, {"loss": loss}
 
     def predict(self, state: State, x: Tensor) -> Tensor:
-        """Logits of a batch of one environment, which is its own context."""
+        """Return the logits of a batch of one environment, which is its own context."""
         weight = torch.ones(1, x.shape[0], device=x.device)
         inputs = self.with_context(state["context"], x.unsqueeze(0), weight).squeeze(0)
         return self.network.logits(self.network.unflatten(state["params"]), inputs)
 
     def with_context(self, context: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """Inputs [E, B, C, ...] with their environment's mean context as further channels."""
+        """Return inputs [E, B, C, ...] with the mean context of their environment as further channels."""
         inputs = x.flatten(0, 1)
         if self.problem.dtype != torch.float32:
             inputs = inputs.to(self.problem.dtype)
@@ -73,7 +73,7 @@ class ARM(Algorithm):
 
 
 class ContextConvNet(nn.Sequential):
-    """Three 5 x 5 convolutions to one channel; ReLU and group normalization between them."""
+    """Three 5 x 5 convolutions to one channel, with group normalization and ReLU between them."""
 
     def __init__(self, n_channels: int) -> None:
         layers: list[nn.Module] = []
@@ -82,25 +82,25 @@ class ContextConvNet(nn.Sequential):
         super().__init__(*layers, nn.Conv2d(_HIDDEN, 1, 5, padding=2))
 
     def forward(self, x: Tensor, share: Tensor | None = None) -> Tensor:
-        """A map for every image [N, ...], or by kernels its mean over each environment, of `share` [E, N / E]."""
+        """Return a map for every image [N, ...], or with `share` [E, N / E] its mean over each environment."""
         if share is None:
             maps: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
             return maps
         first, first_norm, _, second, second_norm, _, last = self
         x = normed_block(x, *_own(first), *_own(first_norm), _GROUPS)
         mean = normed_block(x, *_own(second), *_own(second_norm), _GROUPS, share)
-        return convolution(mean, *_own(last))  # the mean of convolutions is the convolution of the mean
+        return convolution(mean, *_own(last))  # of the mean, because convolutions are linear
 
 
 def _own(layer: nn.Module) -> tuple[Tensor, Tensor]:
-    """A layer's weight and bias."""
+    """Return a layer's weight and bias."""
     assert isinstance(layer, nn.Conv2d | nn.GroupNorm)
     assert layer.bias is not None
     return layer.weight, layer.bias
 
 
 def context_network(shape: tuple[int, ...]) -> nn.Module:
-    """For images, three 5 x 5 convolutions to one channel; for vectors, an MLP to as many numbers."""
+    """Return the context network: a `ContextConvNet` for images, an MLP to vectors of the same length for vectors."""
     return ContextConvNet(shape[0]) if len(shape) == 3 else MLP(shape[0], _HIDDEN, 3, shape[0])
 
 

@@ -21,22 +21,23 @@ PAPER = "Ruan et al., Optimal representations for covariate shift, ICLR 2022"
 
 
 class CAD(ObjectiveAlgorithm):
-    """min mean_e R_e + lmbda mean_i l_i, l_i = -(T / 0.07) log sum_(j of another environment) q_ij.
+    """Minimize mean_e R_e + lmbda mean_i l_i, where l_i = -(T / 0.07) log sum_(j of another environment) q_ij.
 
-    q_ij = exp(z_i . z_j / T) / sum_(k != i) exp(z_i . z_k / T), of the features z of all examples, divided by their
-    norm where `is_normalized` is 1. Where `is_flipped` is 0, l_i = (T / 0.07) log sum_(j != i of the same environment)
-    q_ij. An example counts if another one has its class, and if the sum has terms.
+    q_ij = exp(z_i . z_j / T) / sum_(k != i) exp(z_i . z_k / T), where z are the features of all examples and T is the
+    temperature. If `is_normalized` is 1, features are divided by their norm. If `is_flipped` is 0, l_i = (T / 0.07)
+    log sum_(j != i of the same environment) q_ij. The mean is over the examples i that have the same class as another
+    example, and whose sum over j has at least one term.
 
-    (In DomainBed's code the sum of the variant that is not flipped contains the example itself, and `is_project`, which
-    is off, refers to an undefined name. Here the former is left out, and the latter does not exist.)
+    (In DomainBed's code, the sum for `is_flipped` = 0 contains the example itself, and `is_project`, which is off,
+    refers to an undefined name. Here, the example is left out, and there is no `is_project`.)
     """
 
-    conditional = False  # whether the sums are over examples of i's class alone
+    conditional = False  # whether the sums are only over examples of the class of i
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
-        """The mean risk plus the weighted bottleneck."""
+        """The mean risk plus the weighted mean of l_i."""
         features = self.features(params, batch, hparams)
         risk = environment_risks(self.network.classify(params, features), batch).mean()
         z = features.flatten(0, 1)
@@ -47,13 +48,13 @@ class CAD(ObjectiveAlgorithm):
 
 
 class CondCAD(CAD):
-    """CAD with every sum over examples of i's class; i counts if its sum has terms."""
+    """CAD with sums only over examples of the class of i. The mean is over the i whose sum has at least one term."""
 
     conditional = True
 
 
 def bottleneck(scores: Tensor, pairs: Pairs, flipped: Tensor, conditional: bool) -> Tensor:
-    """The mean of l_i without its factor, of z_i . z_j / T; 0 if no example counts."""
+    """Return the mean of l_i / (T / 0.07), given the scores z_i . z_j / T; 0 if no example counts."""
     among = pairs.other & pairs.same_class if conditional else pairs.other
     chosen = among & (pairs.same_environment ^ flipped)
     counts = chosen.any(-1) & (pairs.other & pairs.same_class).any(-1)
@@ -63,7 +64,7 @@ def bottleneck(scores: Tensor, pairs: Pairs, flipped: Tensor, conditional: bool)
 
 
 def _log_sum(scores: Tensor, chosen: Tensor) -> Tensor:
-    """log sum_j exp(s_ij) over the chosen j; finite also for a row without any, so that its gradient is."""
+    """Return log sum_j exp(s_ij) over the chosen j. Without any, the result and its gradient are finite as well."""
     empty = ~chosen.any(-1, keepdim=True)
     return torch.where(chosen | empty, scores, -torch.inf).logsumexp(-1)
 

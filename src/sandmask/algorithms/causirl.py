@@ -1,4 +1,4 @@
-"""Invariance to mixtures of the environments (Chevalley et al., 2022), with CORAL's and MMD's distance."""
+"""CausIRL: invariance to mixtures of the environments (Chevalley et al., 2022), with the distances of CORAL and MMD."""
 
 from abc import abstractmethod
 
@@ -14,55 +14,55 @@ PAPER = "Chevalley et al., Invariant causal mechanisms through distribution matc
 
 
 class CausIRL(MatchingAlgorithm):
-    """min mean_e R_e + gamma D(P, Q), for two random mixtures P and Q of the environments' features.
+    """Minimize mean_e R_e + gamma D(P, Q), where P and Q are two random mixtures of the environments' features.
 
-    P has the first s_e examples of every environment e and Q the others, with s_e drawn uniformly from 0 to B - 1 at
-    every step. There is no penalty where P or Q has fewer than two examples.
+    P has the first s_e examples of every environment e, and Q has the others. s_e is drawn uniformly from 0 to B - 1 at
+    every step. There is no penalty if P or Q has fewer than two examples.
     """
 
     @abstractmethod
     def distance_of_parts(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """D, of features [E, B, F]; the members [E, B] of P and of Q have weight 1, all others 0."""
+        """Return D for features [E, B, F]. The weights [E, B] are 1 for the examples of P (`first`) or Q (`second`)."""
 
     def distance(self, features: Tensor, batch: EnvBatch, key: Tensor) -> Tensor:
-        """D, of random parts."""
+        """Return D for random mixtures, or 0 if one of them has fewer than two examples."""
         first = random_part(batch, key)
         second = batch.weight - first
         enough = torch.logical_and(first.sum() >= 2, second.sum() >= 2)
-        # Where there are too few, both are all examples: a distance without NaN, in value and gradient.
+        # If there are too few examples, both mixtures are all examples, so that value and gradient are not NaN.
         parts = (torch.where(enough, part, batch.weight) for part in (first, second))
         return torch.where(enough, self.distance_of_parts(features, *parts), 0.0)
 
 
 class CausIRLCORAL(CausIRL):
-    """CausIRL with D = mean (mu_P - mu_Q)^2 + mean (C_P - C_Q)^2: the distance of CORAL."""
+    """CausIRL with the distance of CORAL, D = mean (mu_P - mu_Q)^2 + mean (C_P - C_Q)^2."""
 
     def distance_of_parts(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """The squared differences of means and of covariances."""
+        """Return the mean squared differences of means and of covariances."""
         both = features.flatten(0, 1).expand(2, -1, -1)
         return coral_distance(both, torch.stack([first.flatten(), second.flatten()]))
 
 
 class CausIRLMMD(CausIRL):
-    """CausIRL with D = K_PP + K_QQ - 2 K_PQ: the distance of MMD, with its kernels."""
+    """CausIRL with the distance and the kernels of MMD, D = K_PP + K_QQ - 2 K_PQ."""
 
     def distance_of_parts(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """The squared discrepancy, with its gradient attached rather than recorded, as in MMD."""
+        """Return the squared discrepancy. Its gradient is computed explicitly, as in MMD."""
         known = features.detach()
         return attached(features, *discrepancy_of_parts(known, first.to(known.dtype), second.to(known.dtype)))
 
 
 def random_part(batch: EnvBatch, key: Tensor) -> Tensor:
-    """The weights [E, B] of P: 1 for the first s_e true examples of environment e."""
+    """Return the weights [E, B] of P: 1 for the first s_e examples of environment e, without padding."""
     counts = batch.weight.to(torch.int64).sum(-1)
     cuts = random.integers(key, counts, batch.n_envs)
     return batch.weight * (batch.positions < cuts.unsqueeze(-1))
 
 
 def discrepancy_of_parts(features: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """K_PP + K_QQ - 2 K_PQ, and its gradient by the features [E, B, F], one environment's rows at a time.
+    """Return K_PP + K_QQ - 2 K_PQ, and its gradient with respect to the features [E, B, F].
 
-    It is sum_ij c_i c_j k(x_i, x_j) with c_i = 1 / |P| in P and -1 / |Q| in Q.
+    It is sum_ij c_i c_j k(x_i, x_j), where c_i is 1 / |P| in P and -1 / |Q| in Q.
     """
     signed = first / first.sum() - second / second.sum()
     true = first + second

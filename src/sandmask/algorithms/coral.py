@@ -1,4 +1,4 @@
-"""Deep CORAL between environments (Sun and Saenko, ECCV 2016), and functions that MMD and CausIRL share."""
+"""Deep CORAL between environments (Sun and Saenko, ECCV 2016), and the base class of MMD and CausIRL."""
 
 from abc import abstractmethod
 
@@ -13,11 +13,11 @@ GAMMA = Hparam("mmd_gamma", 1.0, LogUniform(10, -1, 1), NON_NEGATIVE)
 
 
 class MatchingAlgorithm(ObjectiveAlgorithm):
-    """min mean_e R_e + gamma D, where D is a distance between distributions of features."""
+    """Base class of methods that minimize mean_e R_e + gamma D, with a distance D of the features' distributions."""
 
     @abstractmethod
     def distance(self, features: Tensor, batch: EnvBatch, key: Tensor) -> Tensor:
-        """D, of features [E, B, F]; 0 for a single environment."""
+        """Return D for features [E, B, F]; 0 for a single environment."""
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
@@ -29,32 +29,32 @@ class MatchingAlgorithm(ObjectiveAlgorithm):
 
 
 class CORAL(MatchingAlgorithm):
-    """min mean_e R_e + gamma mean_{i<j} (mean (mu_i - mu_j)^2 + mean (C_i - C_j)^2).
+    """Minimize mean_e R_e + gamma mean_{i<j} (mean (mu_i - mu_j)^2 + mean (C_i - C_j)^2).
 
-    mu_e and C_e are the mean and covariance of environment e's features; the inner means are over elements.
+    mu_e and C_e are the mean and the covariance of the features of environment e. The inner means are over elements.
     """
 
     def distance(self, features: Tensor, batch: EnvBatch, key: Tensor) -> Tensor:
-        """The squared differences of means and of covariances."""
+        """Return the mean squared differences of means and of covariances."""
         return coral_distance(features, batch.weight)
 
 
 def coral_distance(features: Tensor, weight: Tensor) -> Tensor:
-    """The squared differences of means and of covariances, of features [E, B, F] and weights [E, B]."""
+    """Return the mean squared differences of means and of covariances, for features [E, B, F] and weights [E, B]."""
     means, covariances = feature_moments(features, weight)
     return mean_pairwise_square(means) + mean_pairwise_square(covariances)
 
 
 def feature_moments(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Means [E, F] and unbiased covariances [E, F, F] of each environment's features [E, B, F]."""
+    """Return the means [E, F] and the unbiased covariances [E, F, F] of the environments' features [E, B, F]."""
     means, centred, free = centred_features(features, weight)
     return means, centred.transpose(1, 2) @ centred / free.unsqueeze(-1)
 
 
 def centred_features(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each environment's mean feature [E, F], the features less that (0 for padding) [E, B, F], and B - 1 or 1 [E, 1].
+    """Return the environments' mean features [E, F], centred features [E, B, F] and divisors [E, 1].
 
-    The last is what unbiased variances and covariances are divided by.
+    Centred features are 0 for padding. The divisor of unbiased variances and covariances is B - 1, and at least 1.
     """
     weight = weight.unsqueeze(-1)
     count = weight.sum(1)
@@ -63,9 +63,9 @@ def centred_features(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def mean_pairwise_square(values: Tensor) -> Tensor:
-    """The mean over pairs i < j and over elements of (v_i - v_j)^2, of values [E, ...].
+    """Return the mean over pairs i < j and over elements of (v_i - v_j)^2, for values [E, ...].
 
-    It is twice the unbiased variance over environments, so that the pairs need not be formed.
+    It equals twice the unbiased variance over environments, which is computed without forming pairs.
     """
     n_envs = values.shape[0]
     return (values - values.mean(0)).square().sum(0).mean() * (2.0 / max(n_envs - 1, 1))

@@ -1,4 +1,4 @@
-"""Domain-adversarial networks, DANN and CDANN: features that do not reveal their environment."""
+"""Domain-adversarial networks, DANN and CDANN, learn features that do not reveal their environment."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +18,7 @@ HPARAMS = (
     Hparam("d_steps_per_g_step", 1, IntLogUniform(2, 0, 3), COUNT),
     Hparam("grad_penalty", 0.0, LogUniform(10, -2, 1), NON_NEGATIVE),
     Hparam("beta1", 0.5, Choice(0.0, 0.5), BELOW_ONE),
-    # The discriminator's. On Spirals, whose network is an MLP too, both have the same width and depth.
+    # Of the discriminator. On Spirals, the network is also an MLP and has the same width and depth.
     Hparam("mlp_width", 256, IntLogUniform(2, 6, 10), COUNT),
     Hparam("mlp_depth", 3, Choice(3, 4, 5), DEPTH),
     Hparam("mlp_dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE),
@@ -29,11 +29,12 @@ HPARAMS = (
 
 
 class DANN(Adversarial):
-    """A discriminator d minimizes D; featurizer f and classifier c minimize R - lambda D.
+    """A discriminator d minimizes D, and the featurizer f and the classifier c minimize R - lambda D.
 
-    D = sum_i v_i CE(d(z_i), e_i) + grad_penalty mean_i |grad_z CE(d(z_i), e_i)|^2, R = mean_e R_e, z = f(x), with the
-    same weight v for every example. See `Adversarial` for the alternation and the optimizers: `lr_g`, `lr_d`,
-    `weight_decay_g` and `weight_decay_d` take the place of `lr` and `weight_decay`.
+    D = sum_i v_i CE(d(z_i), e_i) + grad_penalty mean_i |grad_z CE(d(z_i), e_i)|^2 and R = mean_e R_e, where z = f(x),
+    e_i is the environment of example i, and the weight v_i is the same for every example. See `Adversarial` for the
+    alternation and the optimizers, which use `lr_g`, `lr_d`, `weight_decay_g` and `weight_decay_d` instead of `lr` and
+    `weight_decay`.
     """
 
     conditional = False  # whether z is f(x) plus an embedding of the class
@@ -46,7 +47,7 @@ class DANN(Adversarial):
         self.discriminator = FlatModule(partial(Discriminator, n_features, n_envs, n_classes, width, depth))
 
     def extra_state(self, seed: int) -> State:
-        """The discriminator and its optimizer."""
+        """Return the discriminator and its optimizer."""
         return trained("discriminator", self.discriminator, seed)
 
     def rates(self, who: str, hparams: Hparams) -> Hparams:
@@ -54,13 +55,13 @@ class DANN(Adversarial):
         return {**hparams, "lr": hparams[f"lr_{who}"], "weight_decay": hparams[f"weight_decay_{who}"]}
 
     def example_weights(self, batch: EnvBatch) -> Tensor:
-        """The weight v [E, B] of each example in the discriminator's loss."""
+        """Return the weight v [E, B] of each example in the discriminator's loss."""
         return batch.weight / batch.weight.sum()
 
     def losses(
         self, vectors: Sequence[Tensor], batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """R - lambda D, D and R."""
+        """Return R - lambda D, D and R."""
         params = self.network.unflatten(vectors[0])
         features = self.network.features(params, batch.inputs, self.dropout(batch, hparams))
         risk = environment_risks(batch.split(self.network.classify(params, features)), batch).mean()
@@ -68,7 +69,7 @@ class DANN(Adversarial):
         return risk - hparams["lambda"] * confusion, confusion, risk
 
     def _confusion(self, params: Params, z: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
-        """D."""
+        """Return D."""
         if self.conditional:
             classes = one_hot(batch.y, self.problem.n_classes).flatten(0, 1)
             z = z + self.discriminator(params, "embedding", classes)
@@ -76,22 +77,24 @@ class DANN(Adversarial):
         logits, pull_back = vjp(lambda z: self.discriminator(params, "logits", z, drop), z)  # type: ignore[misc]
         envs = batch.environments
         loss = (self.example_weights(batch) * cross_entropy(batch.split(logits), envs)).sum()
-        # Cross-entropy's gradient by the logits is softmax minus one-hot; `pull_back` takes it on to z.
+        # The gradient of the cross-entropy with respect to the logits is softmax minus one-hot. `pull_back` maps it to
+        # the gradient with respect to z.
         (slope,) = pull_back(logits.softmax(-1) - one_hot(envs, batch.n_envs).flatten(0, 1))
         penalty = batch.mean(batch.split(slope.square().sum(-1))).mean()
         return loss + hparams["grad_penalty"] * penalty
 
 
 class CDANN(DANN):
-    """DANN whose discriminator sees z = f(x) + u_y, u_y a learned embedding of the class; classes weigh the same.
+    """DANN with a discriminator of z = f(x) + u_y, where u_y is a learned embedding of the class y.
 
-    v_i = 1 / (n_{y_i} C), n_y the number of the minibatch's examples of class y, C the number of classes.
+    All classes have the same weight: v_i = 1 / (n_{y_i} C), where n_y is the number of examples of class y in the
+    minibatch, and C is the number of classes.
     """
 
     conditional = True
 
     def example_weights(self, batch: EnvBatch) -> Tensor:
-        """1 / (examples of the same class x number of classes)."""
+        """Return 1 / (number of examples of the same class x number of classes)."""
         same = one_hot(batch.y, self.problem.n_classes)
         counts = (same * batch.weight.unsqueeze(-1)).sum((0, 1))
         of_own_class = (same * counts).sum(-1).clamp_min(1.0)  # below 1 only for padding, whose weight is 0

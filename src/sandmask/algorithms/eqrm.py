@@ -9,21 +9,21 @@ from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Bounds, Hparam, LogUniform, Uniform
 
 _HALVINGS = 32
-_NARROWEST = 1e-6  # bandwidth, where all risks are equal
+_NARROWEST = 1e-6  # lower limit of 1.06 std(R), for equal risks
 
 
 class EQRM(ObjectiveAlgorithm):
-    """min Q_alpha(R_1, ..., R_E): the alpha-quantile of a kernel density estimate of the environments' risks.
+    """Minimize Q_alpha(R_1, ..., R_E), the alpha-quantile of a kernel density estimate of the environments' risks.
 
-    Q solves mean_e Phi((Q - R_e) / h) = alpha, with bandwidth h = 1.06 std(R) E^(-1/5) and the standard normal
-    distribution function Phi. A negative alpha stands for 1 - exp(alpha), a quantile so near to 1 that Q is computed as
-    mean(R) + h sqrt(-2 alpha). Before step `eqrm_burnin_iters` the objective is mean_e R_e; there Adam is reset,
-    and `eqrm_lr` takes the place of `lr`.
+    Q solves mean_e Phi((Q - R_e) / h) = alpha, where h = 1.06 std(R) E^(-1/5) is the bandwidth and Phi the standard
+    normal distribution function. A negative alpha stands for the quantile 1 - exp(alpha), which is so close to 1 that Q
+    is computed as mean(R) + h sqrt(-2 alpha). Before step `eqrm_burnin_iters`, the objective is mean_e R_e. At that
+    step, Adam is reset, and `eqrm_lr` replaces `lr`.
 
     The gradient is that of Q, by the implicit function theorem. DomainBed differentiates the last interval of a
-    bisection instead, which reaches the smallest and the largest risk only. Its draws of `eqrm_burnin_iters` are not
-    whole numbers, and it waits for a step that equals them: there a drawn run keeps its Adam and `lr`. Here the first
-    step from the drawn number on counts.
+    bisection instead, which depends only on the smallest and the largest risk. DomainBed resets Adam at the step that
+    equals `eqrm_burnin_iters`. Drawn values are not integers, so there a drawn run keeps its Adam and `lr`. Here, Adam
+    is reset at the first step at or after the drawn number.
     """
 
     changes_at = ("eqrm_burnin_iters",)
@@ -40,9 +40,9 @@ class EQRM(ObjectiveAlgorithm):
 
 
 def quantile(risks: Tensor, alpha: Tensor) -> Tensor:
-    """Q_alpha of risks [E]."""
+    """Return Q_alpha of risks [E]."""
     n_envs = len(risks)
-    # A variance of zero has no derivative by its root.
+    # The square root has no derivative at zero.
     deviation = risks.var().clamp_min((_NARROWEST / 1.06) ** 2).sqrt()
     width = 1.06 * deviation * n_envs**-0.2
     inside = torch.where(alpha < 0, 0.5, alpha).clamp(1e-6, 1.0 - 1e-6)

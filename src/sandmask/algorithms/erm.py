@@ -8,7 +8,7 @@ from sandmask.functional import EnvBatch, Params
 
 
 class ERM(ObjectiveAlgorithm):
-    """min mean_e R_e, with R_e the risk of environment e."""
+    """Minimize mean_e R_e, where R_e is the risk of environment e."""
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor

@@ -1,4 +1,4 @@
-"""ERM++'s warm start of the classifier (Teterwak et al., WACV 2025)."""
+"""ERM++: ERM with a warm start of the classifier (Teterwak et al., WACV 2025)."""
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ from sandmask.hparams import COUNT, NON_NEGATIVE, Constant, Hparam, LogUniform
 
 
 class ERMPlusPlus(ERM):
-    """ERM whose first `linear_steps` steps train the classifier alone, by an Adam of its own with `linear_lr`.
+    """ERM that trains only the classifier in the first `linear_steps` steps, with its own Adam and `linear_lr`.
 
-    The method's other parts are options of every run: averaged weights (`--average sma`, which here start as late as in
-    DomainBed's code), the initialization (`--network resnet50.ram_in1k`), and a second training on all data
-    (`full_data=1`), the search for a learning rate (`lr_patience=1`) and unfrozen batch-norm (`freeze_bn=0`).
+    The other parts of the method are options of every run: averaged weights (`--average sma`; the average starts at the
+    same step as in DomainBed's code), the initialization (`--network resnet50.ram_in1k`), a second training on all data
+    (`full_data=1`), the search for a learning rate (`lr_patience=1`), and unfrozen batch-norm (`freeze_bn=0`).
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -24,13 +24,13 @@ class ERMPlusPlus(ERM):
         self.parts = Parts(self.network)
 
     def extra_state(self, seed: int) -> State:
-        """The optimizer of the first steps."""
+        """Return the optimizer of the first steps."""
         return {"linear_adam": adam_init(self.parts.split(self.network.init(seed))[1])}
 
     def update(
         self, state: State, gradient: Tensor, loss: Tensor, changes: State, hparams: Hparams
     ) -> tuple[State, Metrics]:
-        """The second half of a step: of the classifier or of everything."""
+        """Complete a step, of the classifier or of all parameters."""
         featurizer, head = self.parts.split(state["params"])
         of_head = self.parts.split(gradient)[1]
         linear = {**hparams, "lr": hparams["linear_lr"]}
@@ -56,7 +56,7 @@ ALGORITHMS.register(
             Hparam("linear_lr", 5e-5, LogUniform(10, -5, -3.5), NON_NEGATIVE),
             Hparam("linear_lr", 5e-3, LogUniform(10, -3, -1.5), NON_NEGATIVE, scope="tabular", space="recipe"),
             *change_step("linear_steps", 500, Constant(500), recipe=(100, Constant(100))),
-            Hparam("sma_start", 598, Constant(598), COUNT),  # the mean of two iterates at the 600th
+            Hparam("sma_start", 598, Constant(598), COUNT),  # at step 600, the average has two iterates
         ),
     )
 )

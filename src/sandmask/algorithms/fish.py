@@ -1,4 +1,4 @@
-"""Fish: gradient matching by a pass through the environments, one after the other."""
+"""Fish: gradient matching by a pass through the environments (Shi et al., ICLR 2022)."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,11 @@ from sandmask.hparams import FRACTION, Choice, Hparam
 
 
 class Fish(Algorithm):
-    """w~ = w; for e in random order: w~ <- Adam(w~, grad R_e(w~)); then w <- w + meta_lr (w~ - w).
+    """Train a copy of the parameters on the environments in turn, and move the parameters towards it (algorithm 1).
 
-    To first order this maximizes the inner products of the environments' gradients (the paper's algorithm 1).
-    The inner Adam keeps its state from step to step.
+    The copy w~ starts at w. For each e in random order, w~ <- Adam(w~, grad R_e(w~)). Then w <- w + meta_lr (w~ - w).
+    To first order, this also maximizes the inner products of the environments' gradients. The Adam of w~ keeps its
+    state from step to step.
     """
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:

@@ -10,19 +10,20 @@ from sandmask.hparams import BELOW_ONE, NON_NEGATIVE, Hparam, IntUniform, LogUni
 
 
 class Fishr(ObjectiveAlgorithm):
-    """min mean_e R_e + lambda mean_e mean_k (v_ek - mean_e' v_e'k)^2.
+    """Minimize mean_e R_e + lambda mean_e mean_k (v_ek - mean_e' v_e'k)^2.
 
-    v_ek is the variance over environment e's examples (divided by B) of the loss's derivative by parameter k of the
-    classifier, smoothed over steps: s_e <- ema s_e + (1 - ema) var_e, from s_e = 0, and v_e = s_e / (1 - ema), so that
-    the gradient that reaches var_e does not depend on ema. lambda is 0 before step `penalty_anneal_iters`, `lambda`
-    from there on; Adam is reset there. The averages are kept from the first step on.
+    v_ek is the variance over the examples of environment e (divided by B) of the loss's derivative with respect to
+    parameter k of the classifier, smoothed over steps: s_e <- ema s_e + (1 - ema) var_e, starting at 0, and v_e = s_e /
+    (1 - ema), so that the gradient through var_e does not depend on ema. The weight lambda is 0 before step
+    `penalty_anneal_iters`, and the hyperparameter `lambda` from then on. Adam is reset at that step. The averages are
+    updated from the first step on.
     """
 
     linear_only = True
     changes_at = ("penalty_anneal_iters",)
 
     def extra_state(self, seed: int) -> State:
-        """The moving averages of the variances, weights and bias side by side."""
+        """Return the moving averages of the variances, for the weights and the bias of the classifier."""
         return {"variances": torch.zeros(self.problem.n_envs, self.problem.n_classes, self.network.n_features + 1)}
 
     def objective(
@@ -40,10 +41,10 @@ class Fishr(ObjectiveAlgorithm):
 
 
 def gradient_variances(features: Tensor, logits: Tensor, batch: EnvBatch) -> Tensor:
-    """The variance over examples of the gradients by the linear classifier: [E, C, F + 1], the bias last.
+    """Return the variances over examples of the gradients of the linear classifier: [E, C, F + 1], with the bias last.
 
-    An example's gradient is (p - y) z^T with p = softmax(logits), y one-hot and z the features followed by a 1, so
-    that two products of matrices give the moments.
+    The gradient of an example is (p - y) z^T, where p = softmax(logits), y is one-hot, and z has the features followed
+    by a 1. Two matrix products therefore give the moments.
     """
     errors = (logits.softmax(-1) - one_hot(batch.y, logits.shape[-1], logits.dtype)).transpose(1, 2)
     inputs = torch.cat([features, torch.ones_like(features[..., :1])], dim=-1)

@@ -17,18 +17,19 @@ _EPSILON = 1e-8
 
 
 class GENIE(Algorithm):
-    """w <- w - a u / (1 - p) for a random share 1 - p of the parameters, u = k q m + (1 - k) n. There is no Adam.
+    """Update a random share 1 - p of the parameters by w <- w - a u / (1 - p), where u = k q m + (1 - k) n.
 
-    With moving averages (beta = 0.95, corrected by c = 1 - beta^t) m of the gradient, weight decay included, and v of
-    its square:
+    There is no Adam. m is a moving average of the gradient with weight decay, and v one of its square (beta = 0.95,
+    divided by c = 1 - beta^t). The other variables are:
 
-    - s2 = (v - m^2) / (1 - r), the variance over time (1e-8 if not positive),
+    - s2 = (v - m^2) / (1 - r), the variance over time (1e-8 if not positive), where
       r = (1 - beta) (2 - c) / ((1 + beta) c);
     - q = 1 / (1 + r s2 / (m^2 + 1e-8)), the share of m^2 that is signal;
-    - k = tanh(min(1 / s2, 10)), which depends on the scale of the gradients, like the released SAND-mask;
-    - n ~ N(0, b^2), b = sum k q |m| / sum k in each tensor.
+    - k = tanh(min(1 / s2, 10)), which depends on the scale of the gradients, as the released SAND-mask does;
+    - n ~ N(0, b^2), where b = sum k q |m| / sum k in each tensor.
 
-    a is `convergence_rate`, instead of `lr`, and p is `update_drop`. As in the released code; the draws are ours.
+    a is `convergence_rate`, which replaces `lr`, and p is `update_drop`. This follows the released code; the ranges of
+    hyperparameters are ours.
     """
 
     reads: Reads = "examples"
@@ -42,15 +43,15 @@ class GENIE(Algorithm):
 
 
 class EnvironmentGENIE(Algorithm):
-    """w <- w - a u / (1 - p) for a random share 1 - p of the parameters, u = k q m + (1 - k) n: GENIE's step.
+    """GENIE with a mean and a variance over environments instead of moving averages over steps.
 
-    m is the mean of the environments' gradients, weight decay included, and s2 their unbiased variance over
-    environments, 1e-8 where that is 0. The share of s2 that is left in m is r = 1 / E:
+    The update is the same, w <- w - a u / (1 - p) for a random share 1 - p of the parameters, where u = k q m +
+    (1 - k) n. m is the mean of the environments' gradients, with weight decay, and s2 is their unbiased variance over
+    environments (1e-8 where it is 0). A share r = 1 / E of s2 remains in m, so that
+    q = 1 / (1 + s2 / (E (m^2 + 1e-8))). k = tanh(min(1 / s2, 10)) and n are as in GENIE.
 
-    - q = 1 / (1 + s2 / (E (m^2 + 1e-8))), k = tanh(min(1 / s2, 10)), and n as in GENIE.
-
-    There is no memory: every step has the gradients of one minibatch. k depends on the scale of the gradients, like the
-    released SAND-mask.
+    Each step uses only the gradients of its minibatch. k depends on the scale of the gradients, as the released
+    SAND-mask does.
     """
 
     reads: Reads = "environments"
@@ -66,38 +67,38 @@ class EnvironmentGENIE(Algorithm):
 
 
 class Signal(NamedTuple):
-    """Signal and weight of every parameter."""
+    """The signal and the weight of every parameter."""
 
     mean: Tensor  # q m
     trust: Tensor  # k
 
 
 def averaged(averages: AdamState, gradient: Tensor) -> AdamState:
-    """The moving averages after one more gradient."""
+    """Return the moving averages after one more gradient."""
     mean = BETA * averages.mean + (1.0 - BETA) * gradient
     square = BETA * averages.square + (1.0 - BETA) * gradient.square()
     return AdamState(mean, square, averages.count + 1.0)
 
 
 def signal(averages: AdamState) -> Signal:
-    """q m and k."""
+    """Return q m and k for moving averages."""
     correction = 1.0 - BETA**averages.count
     mean, square = averages.mean / correction, averages.square / correction
-    left = (1.0 - BETA) * (2.0 - correction) / ((1.0 + BETA) * correction)  # of the variance, in the average
-    several = averages.count > 1.5  # a single gradient has no variance, and `left` is 1
+    left = (1.0 - BETA) * (2.0 - correction) / ((1.0 + BETA) * correction)  # share of s2 in the average
+    several = averages.count > 1.5  # for a single gradient, the variance is 0 and `left` is 1
     scatter = (square - mean.square()) / torch.where(several, 1.0 - left, 1.0)
     return weighed(mean, torch.where(several, scatter, 0.0), left)
 
 
 def weighed(mean: Tensor, variance: Tensor, left: Tensor | float) -> Signal:
-    """q m and k, of means and variances of which the mean keeps a share."""
+    """Return q m and k for means and variances, where `left` is the share of the variance that is left in the mean."""
     variance = torch.where(variance > 0, variance, _EPSILON)
     trust = torch.tanh((1.0 / variance).clamp_max(10.0))
     return Signal(mean / (1.0 + left * variance / (mean.square() + _EPSILON)), trust)
 
 
 def moved(params: Tensor, found: Signal, network: Network, hparams: Hparams, key: Tensor) -> Tensor:
-    """The parameters after a step u, of which a random share is left out."""
+    """Return the parameters after the update, which leaves out a random share of them."""
     noise = random.normal(random.fold(key, 0), len(params))
     sizes = [slot.numel for slot in network.slots]
     pieces = zip(*(torch.split(each, sizes) for each in (*found, noise)), strict=True)
@@ -108,7 +109,7 @@ def moved(params: Tensor, found: Signal, network: Network, hparams: Hparams, key
 
 
 def _with_noise(mean: Tensor, trust: Tensor, normal: Tensor) -> Tensor:
-    """k q m + (1 - k) n, of one tensor."""
+    """Return k q m + (1 - k) n for one tensor."""
     size = (trust * mean.abs()).sum() / trust.sum().clamp_min(_EPSILON)
     return trust * mean + (1.0 - trust) * size * normal
 

@@ -13,19 +13,19 @@ _SMALLEST = 1e-12
 
 
 class GGAL(CombinedGradients):
-    """u = mean_e g_e + gamma (1 - sim) xi, sim the mean cosine between the environments' gradients.
+    """Update by mean_e g_e + gamma (1 - sim) xi, where sim is the mean cosine between the environments' gradients.
 
-    xi ~ U(0, 1) for each element, as in the paper; the released code draws from N(0, 1). The draw of gamma is ours.
+    xi ~ U(0, 1) for each element, as in the paper; the released code draws from N(0, 1). The range of gamma is ours.
     """
 
     def combine(self, gradients: Tensor, hparams: Hparams, key: Tensor) -> Tensor:
-        """The mean gradient, with more noise the less the environments agree."""
+        """Return the mean gradient plus noise, which is larger if the environments agree less."""
         noise = random.uniform(key, gradients.shape[-1])
         return gradients.mean(0) + hparams["gga_gamma"] * (1.0 - mean_cosine(gradients)) * noise
 
 
 def mean_cosine(gradients: Tensor) -> Tensor:
-    """The mean over pairs of the cosine between gradients [E, P]; 1 for a single environment."""
+    """Return the mean over pairs of the cosine between gradients [E, P]; 1 for a single environment."""
     n_envs = len(gradients)
     if n_envs == 1:
         return torch.ones_like(gradients[0, 0])

@@ -10,19 +10,22 @@ from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
 
 
 class GroupDRO(ObjectiveAlgorithm):
-    """min sum_e q_e R_e, where q_e <- q_e exp(eta R_e) / sum of these, at every step (algorithm 1)."""
+    """Minimize sum_e q_e R_e, where the weights q_e grow with the risks (algorithm 1).
+
+    At every step, q_e is multiplied by exp(eta R_e), and then q is divided by its sum.
+    """
 
     def extra_state(self, seed: int) -> State:
-        """The weights of the environments, equal at first."""
+        """Return the weights of the environments, which are equal at first."""
         return {"q": torch.full((self.problem.n_envs,), 1.0 / self.problem.n_envs)}
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
-        """The risks, weighted by how bad they are and have been."""
+        """The risks, weighted by q."""
         risks = self.risks(params, batch, hparams)
         known = risks.detach()
-        # Taking the largest risk off all of them leaves q as it is and keeps a diverging run's exp finite.
+        # Subtracting the largest risk does not change q, and keeps exp finite if the run diverges.
         q = state["q"] * torch.exp(hparams["groupdro_eta"] * (known - known.amax()))
         q = q / q.sum()
         return (q * risks).sum(), {"q": q}

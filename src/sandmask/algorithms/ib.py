@@ -20,10 +20,10 @@ PAPER = (
 
 
 class IBERM(ObjectiveAlgorithm):
-    """min mean_e R_e + lambda mean_e V_e, V_e = mean_j var_i(z_ij): the variance of environment e's features.
+    """Minimize mean_e R_e + lambda mean_e V_e, where V_e = mean_j var_i(z_ij) is the variance of the features of e.
 
-    The variances are unbiased (divided by B - 1). lambda is 0 before step `ib_penalty_anneal_iters`, `ib_lambda` from
-    there on; Adam is reset there.
+    z_ij is feature j of example i. The variances are unbiased (divided by B - 1). lambda is 0 before step
+    `ib_penalty_anneal_iters` and `ib_lambda` from then on. Adam is reset at that step.
     """
 
     changes_at = ("ib_penalty_anneal_iters",)
@@ -38,10 +38,10 @@ class IBERM(ObjectiveAlgorithm):
 
 
 class IBIRM(ObjectiveAlgorithm):
-    """min mean_e R_e + lambda_IRM mean_e P_e + lambda_IB mean_e V_e: IRM's penalty P and IB_ERM's variance V.
+    """Minimize mean_e R_e + lambda_IRM mean_e P_e + lambda_IB mean_e V_e, with IRM's penalty P and IB_ERM's variance V.
 
-    lambda_IRM is 1 before step `irm_penalty_anneal_iters` and `irm_lambda` from there on; lambda_IB is 0 before step
-    `ib_penalty_anneal_iters` and `ib_lambda` from there on. Adam is reset at both steps.
+    lambda_IRM is 1 before step `irm_penalty_anneal_iters` and `irm_lambda` from then on. lambda_IB is 0 before step
+    `ib_penalty_anneal_iters` and `ib_lambda` from then on. Adam is reset at both steps.
     """
 
     changes_at = ("irm_penalty_anneal_iters", "ib_penalty_anneal_iters")
@@ -58,13 +58,13 @@ class IBIRM(ObjectiveAlgorithm):
 
 
 def weighted_bottleneck(features: Tensor, state: State, batch: EnvBatch, hparams: Hparams) -> Tensor:
-    """lambda mean_e V_e at this step."""
+    """Return lambda mean_e V_e at this step."""
     weight = switched(state, hparams, "ib_penalty_anneal_iters", "ib_lambda")
     return weight * feature_variances(features, batch.weight).mean()
 
 
 def feature_variances(features: Tensor, weight: Tensor) -> Tensor:
-    """The mean over features of their unbiased variance in each environment: [E, B, F] -> [E]."""
+    """Return the mean over features of their unbiased variances in each environment: [E, B, F] -> [E]."""
     _, centred, free = centred_features(features, weight)
     return (centred.square().sum(1) / free).mean(-1)
 

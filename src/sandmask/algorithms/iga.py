@@ -9,9 +9,9 @@ from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
 
 
 class IGA(ObjectiveAlgorithm):
-    """min mean_e R_e + lambda sum_e |grad R_e - mean_e' grad R_e'|^2.
+    """Minimize mean_e R_e + penalty * sum_e |grad R_e - mean_e' grad R_e'|^2.
 
-    Whether the mean gradient counts as a constant makes no difference: the distances from it sum to zero.
+    It makes no difference whether the mean gradient counts as a constant, because the deviations from it sum to zero.
     """
 
     by_environment = False
@@ -22,7 +22,7 @@ class IGA(ObjectiveAlgorithm):
     ) -> tuple[Tensor, State]:
         """The mean risk plus the weighted scatter of the environments' gradients."""
 
-        # Layers have kernels with second derivatives in networks that need them to stack. For others `vmap` is faster.
+        # Networks that stack only with kernels have kernels with second derivatives. For others, `vmap` is faster.
         differentiate = Functional() if self.network.stacks else self.problem.differentiate
         gradients, risks = differentiate.inner_gradients(
             lambda params, batch: self.risks(params, batch, hparams), params, batch
@@ -31,7 +31,7 @@ class IGA(ObjectiveAlgorithm):
 
 
 def scatter(gradients: Params) -> Tensor:
-    """The sum over environments of the squared distance to the mean; every tensor is [E, ...]."""
+    """Return the sum over environments of the squared distance to the mean gradient; every tensor is [E, ...]."""
     distances = [(gradient - gradient.mean(0)).square().sum() for gradient in gradients.values()]
     return sum(distances[1:], distances[0])
 

@@ -14,9 +14,10 @@ PENALTY = (
 
 
 class IRM(ObjectiveAlgorithm):
-    """min mean_e R_e + lambda mean_e (dR_e(s f) / ds at s = 1)^2: IRMv1, the square estimated without bias.
+    """Minimize mean_e R_e + lambda mean_e (dR_e(s f) / ds at s = 1)^2 (IRMv1), where f are the logits.
 
-    lambda is 1 before step `irm_penalty_anneal_iters`, `irm_lambda` from there on; Adam is reset there.
+    The square is estimated without bias; see `irm_penalty`. lambda is 1 before step `irm_penalty_anneal_iters` and
+    `irm_lambda` from then on. Adam is reset at that step.
     """
 
     changes_at = ("irm_penalty_anneal_iters",)
@@ -31,27 +32,27 @@ class IRM(ObjectiveAlgorithm):
 
 
 def weighted_irm_penalty(logits: Tensor, state: State, batch: EnvBatch, hparams: Hparams) -> Tensor:
-    """lambda times the mean penalty, at this step."""
+    """Return lambda times the mean penalty at this step."""
     weight = switched(state, hparams, "irm_penalty_anneal_iters", "irm_lambda", before=1.0)
     return weight * irm_penalty(logits, batch).mean()
 
 
 def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:
-    """The squared derivative of each environment's risk by a scale on the logits: [E].
+    """Return the squared derivative of each environment's risk with respect to a scale of the logits: [E].
 
-    The square is the product of the derivatives on the examples at even and at odd places, two
-    independent halves.
+    The square is estimated by the product of the derivatives on the examples at even and at odd positions, which are
+    independent.
     """
     slopes = scale_derivative(logits, batch.y)
     odd = batch.weight * (batch.positions % 2)
     even = batch.weight - odd
     first = (slopes * even).sum(-1) / even.sum(-1)
-    second = (slopes * odd).sum(-1) / odd.sum(-1).clamp_min(1)  # may be empty: then no penalty
+    second = (slopes * odd).sum(-1) / odd.sum(-1).clamp_min(1)  # if this half is empty, the penalty is 0
     return first * second
 
 
 def scale_derivative(logits: Tensor, y: Tensor) -> Tensor:
-    """d cross_entropy(s * logits, y) / ds at s = 1, by example: sum_c (softmax_c - 1[c = y]) * logit_c."""
+    """Return d cross_entropy(s * logits, y) / ds at s = 1 of each example: sum_c (softmax_c - 1[c = y]) * logit_c."""
     return ((logits.softmax(-1) - one_hot(y, logits.shape[-1], logits.dtype)) * logits).sum(-1)
 
 

@@ -12,16 +12,16 @@ from sandmask.errors import SandmaskError
 from sandmask.functional import EnvBatch, adam_init
 from sandmask.hparams import NON_NEGATIVE, Choice, Constant, Hparam
 
-_FIRST, _SMALLEST = 0.1, 1e-5  # variances
+_FIRST, _SMALLEST = 0.1, 1e-5  # initial and smallest variance
 
 
 class MIRO(Algorithm):
-    """min mean_e R_e + lambda sum_l mean [ (f_l - f0_l)^2 / v_l + log v_l ] / 2, over features and variances v.
+    """Minimize mean_e R_e + miro_lambda sum_l mean [ (f_l - f0_l)^2 / v_l + log v_l ] / 2, over the network and v.
 
-    f_l are the features of stage l: a timm network's stem and blocks, or what any other network gives. f0_l are those
-    of the network as it was before the first step, which should be pretrained. v_l = softplus(b_l) + 1e-5 has a
-    learned number for each channel, 0.1 at first, and learns `miro_lr_mult` times as fast. A step costs two forward
-    passes and one backward pass. The draw of lambda is ours.
+    f_l are the features of stage l. The stages of a timm network are its stem and its blocks; other networks have one
+    stage, the features. f0_l are the features of the initial network, which should be pretrained. The variances v_l =
+    softplus(b_l) + 1e-5 are learned, one for each channel. They start at 0.1, and their learning rate is `miro_lr_mult`
+    times that of the network. A step costs two forward passes and one backward pass. The range of miro_lambda is ours.
     """
 
     training_only = ("start", "variances")
@@ -35,7 +35,7 @@ class MIRO(Algorithm):
         self.channels = stage_channels(problem)
 
     def extra_state(self, seed: int) -> State:
-        """The parameters at the start, and the variances b with their optimizer."""
+        """Return the initial parameters, and b with its optimizer."""
         variances = torch.full((sum(self.channels),), math.log(math.expm1(_FIRST - _SMALLEST)))
         return {"start": self.network.init(seed), "variances": variances, "variances_adam": adam_init(variances)}
 
@@ -60,13 +60,13 @@ class MIRO(Algorithm):
 
 
 def distance(stage: Tensor, before: Tensor, variance: Tensor) -> Tensor:
-    """The mean of [(f - f0)^2 / v + log v] / 2 over an example's features [N, channels, ...], and v [channels]: [N]."""
+    """Return the mean of [(f - f0)^2 / v + log v] / 2 for each example: [N, channels, ...] and v [channels] -> [N]."""
     squares = (stage - before).square().flatten(2).mean(-1) if stage.ndim > 2 else (stage - before).square()
     return 0.5 * (squares / variance + variance.log()).mean(-1)
 
 
 def stage_channels(problem: Problem) -> list[int]:
-    """The number of channels of each stage, by a forward pass without numbers."""
+    """Return the number of channels of each stage, from a forward pass on the meta device."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         featurizer = problem.featurizer().to("meta")
         _, stages = featurizer.stages(torch.empty(2, *problem.input_shape, device="meta"))

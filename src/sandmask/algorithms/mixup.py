@@ -10,10 +10,10 @@ from sandmask.hparams import POSITIVE, Hparam, LogUniform
 
 
 class Mixup(ObjectiveAlgorithm):
-    """min mean_(i, j) lam l(f(x), y_i) + (1 - lam) l(f(x), y_j), where x = lam x_i + (1 - lam) x_j.
+    """Minimize mean_(i, j) [lam CE(f(x), y_i) + (1 - lam) CE(f(x), y_j)], where x = lam x_i + (1 - lam) x_j.
 
-    The pairs (i, j) are neighbours along a random cycle through the environments; lam ~ Beta(alpha, alpha) is
-    drawn once per pair.
+    f(x) are the logits. The examples i and j are from environments that are neighbours in a random cycle through all
+    environments. lam ~ Beta(alpha, alpha) is drawn once for each pair of environments.
     """
 
     reads: Reads = "all"
@@ -21,7 +21,7 @@ class Mixup(ObjectiveAlgorithm):
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
-        """The mixed loss on mixed inputs."""
+        """The mixed loss of mixed inputs."""
         order = random.permutation(random.fold(key, 0), batch.n_envs)
         share = random.symmetric_beta(random.fold(key, 1), hparams["mixup_alpha"], batch.n_envs)
         mixed, other_y = mix(batch, order, share)
@@ -32,9 +32,10 @@ class Mixup(ObjectiveAlgorithm):
 
 
 def mix(batch: EnvBatch, order: Tensor, share: Tensor) -> tuple[EnvBatch, Tensor]:
-    """Mix environment `order[i]` with `order[i + 1]` (the last with the first), `share[i]` of the former.
+    """Mix environment `order[i]` with `order[i + 1]` (the last with the first); `share[i]` is the share of the former.
 
-    The batch has the labels of the former; those of the latter come second. Padding makes padding.
+    Return the mixed batch, with the labels of the former, and the labels of the latter. If one example of a pair is
+    padding, so is the mixed example.
     """
     first = EnvBatch(*(field[order] for field in batch))
     second = EnvBatch(*(field[order.roll(-1)] for field in batch))

@@ -1,4 +1,4 @@
-"""Meta-learning for domain generalization: what helps some environments should also help the others."""
+"""Meta-learning for domain generalization (Li et al., AAAI 2018)."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,15 @@ from sandmask.hparams import COUNT, NON_NEGATIVE, Choice, Hparam, LogUniform
 
 
 class MLDG(Algorithm):
-    """g = mean_p [grad R_i(w) + beta grad R_j(w_i)], w_i = one fresh Adam step from w along grad R_i(w).
+    """Update by mean_(i, j) [grad R_i(w) + beta grad R_j(w_i)], where w_i is w after an Adam step along grad R_i(w).
 
-    In each step `n_meta_test` environments are held out; the pairs p = (i, j) go through the others (i), with
-    the held-out ones (j) in turn. First-order: w_i counts as a constant. (DomainBed's code divides the sum
-    over pairs by the number of environments, not of pairs: with Adam that changes the share of the weight
-    decay only. It trains nothing where all environments are held out; here one at least is trained on.)
+    In each step, `n_meta_test` environments are held out. Each of the other environments i is paired with one of the
+    held-out environments j, which take turns. The Adam of w_i starts anew in each step. The method is of first order:
+    w_i counts as a constant.
+
+    (DomainBed's code divides the sum over pairs by the number of environments instead of the number of pairs. With
+    Adam, this only changes the share of the weight decay. It trains nothing if all environments are held out; here, at
+    least one is trained on.)
     """
 
     least_envs = 2
@@ -35,9 +38,9 @@ class MLDG(Algorithm):
 
 
 def split(n_envs: int, n_meta_test: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Random pairs of environments: meta-train [E - 1], meta-test [E - 1], and 1 if the pair counts, else 0.
+    """Return random pairs of environments: meta-train [E - 1], meta-test [E - 1], and 1 if the pair counts, else 0.
 
-    E - n_meta_test pairs count. There are always E - 1, so that shapes do not depend on a hyperparameter.
+    E - n_meta_test pairs count. There are always E - 1 pairs, so that shapes do not depend on a hyperparameter.
     """
     order = random.permutation(key, n_envs)
     held_out = n_meta_test.to(torch.int64).clamp(1, n_envs - 1)

@@ -13,44 +13,44 @@ SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 
 
 class MMD(MatchingAlgorithm):
-    """min mean_e R_e + gamma mean_{i<j} (K_ii + K_jj - 2 K_ij).
+    """Minimize mean_e R_e + gamma mean_{i<j} (K_ii + K_jj - 2 K_ij).
 
-    K_ij is the mean of k(x, x') over x of environment i and x' of j, and k(x, x') = sum_s exp(-s |x - x'|^2)
-    with s in SCALES.
+    K_ij is the mean of k(x, x') over the features x of environment i and x' of environment j. The kernel is
+    k(x, x') = sum_s exp(-s |x - x'|^2) with s in SCALES.
     """
 
     def distance(self, features: Tensor, batch: EnvBatch, key: Tensor) -> Tensor:
-        """The squared discrepancy, with its gradient attached rather than recorded."""
+        """Return the squared discrepancy. Its gradient is computed explicitly, not by autograd; see `discrepancy`."""
         return attached(features, *discrepancy(features.detach(), batch.weight))
 
 
 def attached(features: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """The value, such that its gradient by the features is this one."""
+    """Return `value` as a tensor whose gradient with respect to `features` is `gradient`."""
     return value + ((features - features.detach()) * gradient).sum()
 
 
 def discrepancy(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over pairs of K_ii + K_jj - 2 K_ij, and its gradient by the features [E, B, D].
+    """Return the mean over pairs of K_ii + K_jj - 2 K_ij, and its gradient with respect to the features [E, B, D].
 
-    Both come from the same pass over the kernel, one environment's rows at a time. Recorded by autograd, the
-    seven kernels between all examples would be kept: gigabytes a run, for 16 environments of 512 examples.
+    Both are computed together, for the rows of one environment at a time. Autograd would keep the seven kernels between
+    all examples, which take gigabytes per run for 16 environments of 512 examples.
     """
     n_envs = features.shape[0]
     weight = weight.to(features.dtype)
-    share = weight / weight.sum(-1, keepdim=True)  # of an example in its environment's mean
+    share = weight / weight.sum(-1, keepdim=True)  # the weight of an example in its environment's mean
     # The sum over pairs i < j of K_ii + K_jj - 2 K_ij equals sum_ij (E 1[i = j] - 1) K_ij.
     pairs = n_envs * max(n_envs - 1, 1) / 2
     factors = (n_envs * torch.eye(n_envs, dtype=features.dtype, device=features.device) - 1.0) / pairs
-    # The kernel sees differences only; centred, the squares that are subtracted from each other are small.
+    # The kernel depends only on differences. Centring makes the squares small that are subtracted from each other.
     points = features - (share.unsqueeze(-1) * features).sum((0, 1)) / n_envs
     return kernel_sum(points, share, [(of_pairs.unsqueeze(-1) * share).flatten() for of_pairs in factors])
 
 
 def kernel_sum(points: Tensor, share: Tensor, to: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The sum over examples i of environment e, and over all j, of share_i to_ej k(x_i, x_j), and its gradient.
+    """Return sum_e sum_(i of e) sum_j share_i to_ej k(x_i, x_j), where j is any example, and its gradient.
 
-    It is for terms that are symmetric in i and j. Points are [E, B, D], `share` is [E, B], and `to` has a vector
-    [E * B] for each environment.
+    The terms should be symmetric in i and j. `points` is [E, B, D], `share` is [E, B], and `to` has a vector [E * B]
+    for each environment.
     """
     everyone = points.flatten(0, 1)
     numbers = torch.arange(len(everyone), device=points.device)
@@ -58,8 +58,8 @@ def kernel_sum(points: Tensor, share: Tensor, to: Sequence[Tensor]) -> tuple[Ten
     for e in range(len(points)):
         kernel, slope = kernel_and_slope(squared_distances(points[e], everyone))
         values.append(share[e] @ kernel @ to[e])
-        # d k(|x - x'|^2) / dx = 2 k' (x - x'), and K is symmetric, so that every x occurs twice. An example
-        # does not pull itself; its k' is the largest of all, and left in, it would cancel but for rounding.
+        # d k(|x - x'|^2) / dx = 2 k' (x - x'), and K is symmetric, so every x occurs twice. The terms of an example
+        # with itself are left out: they would cancel only up to rounding, and their k' is the largest of all.
         itself = numbers == numbers.view(share.shape)[e].unsqueeze(-1)
         pull = torch.where(itself, 0.0, slope * to[e])
         gradient = pull.sum(-1, keepdim=True) * points[e] - pull @ everyone
@@ -68,15 +68,15 @@ def kernel_sum(points: Tensor, share: Tensor, to: Sequence[Tensor]) -> tuple[Ten
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """|a_i - b_j|^2 of rows: [N, D], [M, D] -> [N, M]."""
+    """Return |a_i - b_j|^2 for all pairs of rows: [N, D], [M, D] -> [N, M]."""
     squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1)
     distances = squares - 2.0 * (a @ b.T)
-    noise = 4.0 * torch.finfo(squares.dtype).eps * squares  # nearer than rounding can tell: the same point
+    noise = 4.0 * torch.finfo(squares.dtype).eps * squares  # smaller distances are rounding errors
     return torch.where(distances > noise, distances, 0.0)
 
 
 def kernel_and_slope(distances: Tensor) -> tuple[Tensor, Tensor]:
-    """k = sum_s exp(-s d) and dk / dd."""
+    """Return k = sum_s exp(-s d) and dk / dd for squared distances d."""
     kernel, slope = torch.zeros_like(distances), torch.zeros_like(distances)
     for scale in SCALES:
         term = torch.exp(-scale * distances)

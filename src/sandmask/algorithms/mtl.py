@@ -1,4 +1,4 @@
-"""Marginal transfer learning: the classifier also sees a summary of the environment."""
+"""Marginal transfer learning (Blanchard et al., JMLR 2021): the classifier also sees a summary of the environment."""
 
 import torch
 from torch import Tensor
@@ -11,24 +11,25 @@ from sandmask.networks import Network
 
 
 class MTL(ObjectiveAlgorithm):
-    """min mean_e R_e(c([f(x), m_e])), with m_e <- a mean_x f(x) + (1 - a) m_e and a = mtl_ema.
+    """Minimize mean_e R_e(c([f(x), m_e])), where m_e is a running mean of the features f(x) of environment e.
 
-    The embedding m_e stands for the environment's distribution. As in DomainBed's code, `mtl_ema` weighs the
-    new minibatch, so that 1 keeps no memory, and gradients flow through the new minibatch alone. At test time
-    m is the mean feature of the batch. (DomainBed then overwrites m with noise; here it stays.)
+    m_e <- a mean_x f(x) + (1 - a) m_e, where a = `mtl_ema`, and c is the classifier. The embedding m_e describes the
+    distribution of the environment. As in DomainBed's code, a is the weight of the new minibatch, so that a = 1 has no
+    memory, and gradients flow through the new minibatch only. At test time, m is the mean feature of the batch.
+    (DomainBed overwrites m with noise before that; here, it is kept.)
     """
 
     uses_context = True
 
     def build_network(self) -> Network:
-        """A classifier twice as wide as the features."""
+        """Build a network whose classifier takes the features and the embedding."""
         problem = self.problem
         with torch.random.fork_rng(devices=[]):
             n_features = problem.featurizer().n_features
         return Network(problem.featurizer, problem.n_classes, n_features, problem.dtype, nonlinear=problem.nonlinear)
 
     def extra_state(self, seed: int) -> State:
-        """An embedding for each environment."""
+        """Return an embedding for each environment."""
         return {"embeddings": torch.zeros(self.problem.n_envs, self.network.n_features)}
 
     def objective(
@@ -43,7 +44,7 @@ class MTL(ObjectiveAlgorithm):
         return environment_risks(logits, batch).mean(), {"embeddings": embeddings.detach()}
 
     def predict(self, state: State, x: Tensor) -> Tensor:
-        """Logits of a batch of one environment, embedded by its mean feature."""
+        """Return the logits of a batch of one environment, whose embedding is its mean feature."""
         params = self.network.unflatten(state["params"])
         features = self.network.features(params, x)
         embedding = features.mean(0, keepdim=True).expand_as(features)

@@ -10,23 +10,23 @@ from sandmask.functional import random
 
 
 class PCGrad(CombinedGradients):
-    """Each g_e loses its component along every g_i that it conflicts with: the update is the mean of what is left.
+    """Remove from each g_e its component along every g_i that it conflicts with, and update by the mean of the results.
 
-    For every environment e, and i != e in random order: where p_e . g_i < 0, p_e <- p_e - (p_e . g_i / |g_i|^2) g_i,
-    from p_e = g_e. The paper updates by sum_e p_e; here it is the mean, whose share beside the weight decay is ERM's.
+    p_e starts at g_e. For all i != e in random order, if p_e . g_i < 0, then p_e <- p_e - (p_e . g_i / |g_i|^2) g_i.
+    The paper updates by sum_e p_e. Here, it is the mean, so that the weight decay has the same share as in ERM.
 
-    A projection needs inner products of whole gradients, which elementwise moments do not have: PCGrad is an algorithm,
-    and there is no mask of it.
+    A projection needs inner products of whole gradients, which elementwise moments do not contain. PCGrad is therefore
+    not available as a mask.
     """
 
     def combine(self, gradients: Tensor, hparams: Hparams, key: Tensor) -> Tensor:
-        """The mean of the projected gradients."""
+        """Return the mean of the projected gradients."""
         shares = projections(gradients @ gradients.T, random.permutation(key, len(gradients))).mean(0)
         return shares @ gradients
 
 
 def projections(gram: Tensor, order: Tensor) -> Tensor:
-    """Row e has the projected gradient p_e as a combination of the gradients, from their inner products [E, E]."""
+    """Return coefficients [E, E] of the gradients, of which row e gives p_e, from their inner products [E, E]."""
     identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     rows = identity
     for chosen in identity[order]:  # one-hot: the gradient that the others are projected against

@@ -8,22 +8,22 @@ from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update
 from sandmask.functional import EnvBatch, random
 from sandmask.hparams import COUNT, NON_NEGATIVE, Constant, Hparam, LogUniform
 
-PARTS = 3  # of each environment's minibatch, and passes through the environments
+PARTS = 3  # number of parts of each environment's minibatch, and of passes through the environments
 DIRECTIONS = 4
 
 
 class PGrad(Algorithm):
-    """A step of SGD along the principal directions of a trajectory, in which environments follow each other.
+    """Take an SGD step along the principal directions of a trajectory that passes through the environments one by one.
 
-    1. The trajectory w_0, ..., w_n, n = 3 E, begins at the parameters. Three times, a copy of them passes through the
-       environments in random order, each time with another third of the minibatch: w_k = Adam(w_(k-1), grad R_e). This
+    1. The trajectory w_0, ..., w_n, where n = 3 E, starts at the parameters. It passes through the environments three
+       times, in random order and with another third of the minibatch each time: w_k = Adam(w_(k-1), grad R_e). This
        Adam keeps its state from step to step and has no weight decay.
     2. v_1, ..., v_4 are the first principal directions of the n + 1 points, with variances s_1, ..., s_4. Each has the
-       length of d = w_0 - w_n, and the sign with which v_i . d >= 0.
-    3. u = sum_i s_i v_i / |s|, and w <- w_0 - pgrad_lr (u + weight_decay w_0).
+       length of d = w_0 - w_n, and a sign such that v_i . d >= 0.
+    3. w <- w_0 - pgrad_lr (u + weight_decay w_0), where u = sum_i s_i v_i / |s|.
     """
 
-    captures = False  # the eigenvalues are checked on the host
+    captures = False  # `eigh` waits for the device, to check its result
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update: three passes through all environments."""
@@ -45,11 +45,12 @@ class PGrad(Algorithm):
 
 
 def principal_gradient(points: Tensor) -> Tensor:
-    """The vector u of the points of a trajectory, [n + 1, P]."""
+    """Return the vector u for the points [n + 1, P] of a trajectory."""
     centered = points - points.mean(0)
-    # With q_i and l_i the eigenvectors and eigenvalues of the points' inner products, v_i is q_i X / sqrt(l_i), so that
-    # v_i . (w_0 - w_n) = sqrt(l_i) (q_i0 - q_in); s_i is proportional to l_i.
-    # What is not finite stays so through `centered`, but is no error for the other runs of a stack.
+    # If q_i and l_i are the eigenvectors and eigenvalues of the centred points' inner products, the direction of v_i is
+    # q_i X / sqrt(l_i), whose product with w_0 - w_n is sqrt(l_i) (q_i0 - q_in), and s_i is proportional to l_i.
+    # NaN and inf are replaced here, because `eigh` would raise an error for all runs of a stack. The result of such a
+    # run is still not finite, because of `centered`.
     values, vectors = torch.linalg.eigh((centered @ centered.mT).nan_to_num(0.0, 0.0, 0.0))
     values, vectors = values[-DIRECTIONS:].clamp_min(0), vectors[:, -DIRECTIONS:]
     signs = torch.where(vectors[0] > vectors[-1], 1.0, -1.0)
@@ -59,9 +60,9 @@ def principal_gradient(points: Tensor) -> Tensor:
 
 
 def part_of(batch: EnvBatch, number: int) -> EnvBatch:
-    """A third of the examples of each environment, by position, or all if there are fewer than three.
+    """Return a third of the examples of each environment, by position, or all if there are fewer than three.
 
-    Padding fills up smaller parts.
+    Smaller parts are padded.
     """
     count, positions, size = batch.weight.sum(-1, keepdim=True).to(torch.int64), batch.positions, batch.y.shape[1]
     inside = (positions >= number * count // PARTS) & (positions < (number + 1) * count // PARTS)

@@ -13,12 +13,12 @@ SCALES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 
 
 class RDM(ObjectiveAlgorithm):
-    """min mean_e R_e + lambda MMD2(r_k, r) + mu [var(r) + var(r_k)], k = argmax_e R_e.
+    """Minimize mean_e R_e + lambda MMD2(r_k, r) + mu [var(r) + var(r_k)], where k = argmax_e R_e.
 
-    r are the losses of all examples and r_k those of the worst environment. MMD2 is the biased estimate of the squared
-    discrepancy, with the kernel sum_s exp(-s (a - b)^2) and s in SCALES; the variances are unbiased. lambda and mu are
-    0 before step `rdm_penalty_anneal_iters`, `rdm_lambda` and `variance_weight` from there on; there Adam starts
-    afresh, and `rdm_lr` takes the place of `lr`.
+    r are the losses of all examples, and r_k those of the worst environment. MMD2 is the biased estimate of the squared
+    maximum mean discrepancy, with the kernel sum_s exp(-s (a - b)^2) and s in SCALES. The variances are unbiased.
+    lambda and mu are 0 before step `rdm_penalty_anneal_iters`, and `rdm_lambda` and `variance_weight` from then on. At
+    that step, Adam is reset, and `rdm_lr` replaces `lr`.
     """
 
     changes_at = ("rdm_penalty_anneal_iters",)
@@ -27,7 +27,7 @@ class RDM(ObjectiveAlgorithm):
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
-        """The mean risk, plus what sets the worst environment's losses apart."""
+        """The mean risk plus the weighted discrepancy and variances."""
         losses = cross_entropy(self.logits(params, batch, hparams), batch.y)
         risks = batch.mean(losses)
         worst = (torch.arange(batch.n_envs, device=losses.device) == risks.detach().argmax()).to(losses.dtype)
@@ -41,17 +41,17 @@ class RDM(ObjectiveAlgorithm):
 
 
 def variance(values: Tensor, weight: Tensor) -> Tensor:
-    """The unbiased variance of the values of weight 1."""
+    """Return the unbiased variance of the values with weight 1."""
     count = weight.sum()
     mean = (values * weight).sum() / count
     return ((values - mean).square() * weight).sum() / (count - 1.0).clamp_min(1.0)
 
 
 def discrepancy(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """MMD2 of the numbers of weight 1 in `first` and of those in `second`; all are [E, B].
+    """Return MMD2 between the values with weight 1 in `first` and those with weight 1 in `second`; all are [E, B].
 
-    It is sum_ij c_i c_j k(v_i, v_j), with c_i the difference of i's shares. The gradient is attached rather than
-    recorded, as in MMD: autograd would keep eight kernels between all examples.
+    It is sum_ij c_i c_j k(v_i, v_j), where c_i is the difference between the shares of i in `first` and `second`. The
+    gradient is computed explicitly, as in MMD, because autograd would keep eight kernels between all examples.
     """
     known = values.detach()
     signed = first / first.sum() - second / second.sum()

@@ -1,4 +1,4 @@
-"""Style-agnostic networks: classify by content, and unlearn style."""
+"""Style-agnostic networks (Nam et al., CVPR 2021): classify by content, and unlearn style."""
 
 from functools import cached_property, partial
 
@@ -16,13 +16,16 @@ _EPSILON = 1e-5
 
 
 class SagNet(Algorithm):
-    """Three Adam steps in turn, on featurizer f, content head c and style head s:
+    """Train a featurizer f, a content head c and a style head s in three Adam steps per update.
 
-    (f, c) by R(c(SR(f(x)))), then s by R(s(CR(f(x)))), then f by sag_w_adv CE(uniform, s(CR(f(x)))).
+    1. f and c minimize R(c(SR(f(x)))), where R = mean_e R_e.
+    2. s minimizes R(s(CR(f(x)))).
+    3. f minimizes sag_w_adv CE(uniform, s(CR(f(x)))).
 
-    The style of a feature vector is its mean and variance, its content the normalized rest (as in DomainBed's
-    code; the paper takes both from feature maps). SR mixes an example's style with another's at a random
-    ratio; CR gives it another's content, as a constant. Each of f, c, s has an Adam of its own.
+    The style of a feature vector is its mean and variance, and its content is the normalized vector (as in DomainBed's
+    code; the paper computes both from feature maps). SR mixes the style of an example with that of another example at a
+    random ratio. CR replaces the content by that of another example, which counts as a constant. Each of f, c and s has
+    its own Adam.
     """
 
     linear_only = True
@@ -33,14 +36,14 @@ class SagNet(Algorithm):
         self.parts = Parts(self.network)
 
     def extra_state(self, seed: int) -> State:
-        """The style head, and an optimizer for each part."""
+        """Return the style head, and an optimizer for each part."""
         featurizer, content = self.parts.split(self.network.init(seed))
         style = self.style.init(seed_hash(seed, "style"))
         optimizers = {"adam": featurizer, "content_adam": content, "style_adam": style}
         return {"style": style, **{name: adam_init(part) for name, part in optimizers.items()}}
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
-        """One update of each."""
+        """One update, which consists of three Adam steps."""
         turns = Exchange.turns(batch, key, 3)
         state, content_loss = self._learn_content(state, batch, hparams, turns[0])
         features, pull = self.problem.differentiate.pullback(
@@ -83,7 +86,7 @@ class SagNet(Algorithm):
     def _unlearn_style(
         self, state: State, features: Tensor, pull: Pull, batch: EnvBatch, hparams: Hparams, exchange: "Exchange"
     ) -> tuple[State, Tensor]:
-        """`pull` makes a gradient of the parameters out of one of the features, which the style head's turn left."""
+        """Take step 3. `pull` maps gradients of the features, which step 2 leaves unchanged, to the parameters."""
 
         def distance_to_uniform(features: Tensor) -> tuple[Tensor, tuple[()]]:
             swapped = exchange.swap_contents(features)
@@ -101,7 +104,7 @@ class SagNet(Algorithm):
 
 
 class Exchange:
-    """A random partner for every example of a batch, and a ratio, both drawn by the examples' own keys."""
+    """A random partner and a random ratio for every example of a batch, drawn with the keys of the examples."""
 
     def __init__(self, batch: EnvBatch, key: Tensor, partner: Tensor | None = None) -> None:
         self._batch, self._key = batch, key
@@ -109,7 +112,7 @@ class Exchange:
 
     @classmethod
     def turns(cls, batch: EnvBatch, key: Tensor, n_turns: int) -> list["Exchange"]:
-        """An exchange by each of the keys that `key` gives for 0, 1, ...; drawn together, which is faster."""
+        """Return the exchanges with the keys fold(key, 0), fold(key, 1), ... It is faster to draw them together."""
         keys = random.fold(key, torch.arange(n_turns, device=key.device))
         partners = random_partners(batch, keys.unsqueeze(-1))
         return [cls(batch, *own) for own in zip(keys.unbind(), partners.unbind(), strict=True)]
@@ -121,7 +124,7 @@ class Exchange:
         return random.uniform(random.fold(rows, 0)).unsqueeze(-1)
 
     def mix_styles(self, features: Tensor) -> Tensor:
-        """Features [N, F] whose styles lie between their own and their partner's."""
+        """Return features [N, F] whose styles are mixed with those of their partners."""
         content, mean, variance = take_apart(features)
         styles = torch.cat([mean, variance], dim=-1)
         styles = self.ratio * styles + (1.0 - self.ratio) * self._of_partner(styles)
@@ -129,19 +132,19 @@ class Exchange:
         return content * (variance + _EPSILON).sqrt() + mean
 
     def swap_contents(self, features: Tensor) -> Tensor:
-        """Features [N, F] of their own style and their partner's content, which counts as a constant."""
+        """Return features [N, F] with their own styles and the contents of their partners, which count as constants."""
         content, mean, variance = take_apart(features)
         return self._of_partner(content.detach()) * (variance + _EPSILON).sqrt() + mean
 
     def _of_partner(self, rows: Tensor) -> Tensor:
-        """Every example's partner's row of [N, ...]."""
+        """Return the row of each example's partner, for rows [N, ...]."""
         return rows.gather(0, self.partner.unsqueeze(-1).expand_as(rows))
 
 
 def random_partners(batch: EnvBatch, key: Tensor) -> Tensor:
-    """The partner of every example, [N], or by keys [..., 1], [..., N].
+    """Return the index of the partner of every example: [N] for one key, or [..., N] for keys [..., 1].
 
-    The n-th true example is given the n-th of the true examples in random order: padding takes no part.
+    The partner of the n-th example is the n-th example in a random order. Padding is left out of both orders.
     """
     true, rows = batch.weight.flatten() > 0, random.fold(batch.example_keys.flatten(), key)
     shuffled = torch.where(true, random.uniform(random.fold(rows, 1)), 2.0).argsort(dim=-1, stable=True)
@@ -149,7 +152,7 @@ def random_partners(batch: EnvBatch, key: Tensor) -> Tensor:
 
 
 def take_apart(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Content [N, F], the normalized features, and style: their means and variances, [N, 1] each."""
+    """Return the content [N, F] (the normalized features) and the style: means and variances, [N, 1] each."""
     mean = features.mean(-1, keepdim=True)
     variance = features.var(-1, keepdim=True)
     return (features - mean) / (variance + _EPSILON).sqrt(), mean, variance

@@ -16,19 +16,20 @@ class SAM(SharpnessAware):
     """Update by g_p = grad R(w + rho g / |g|), where g = grad R(w) and R = mean_e R_e."""
 
     def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:
-        """g_p."""
+        """Return g_p."""
         return there
 
 
 class GSAM(SharpnessAware):
-    """Update by g_p - alpha g_perp, where g_p is SAM's gradient and g_perp the part of g = grad R(w) across it.
+    """Update by g_p - alpha g_perp, where g_p is SAM's gradient and g_perp the part of g = grad R(w) orthogonal to it.
 
-    g_perp = g - (g . g_p / |g_p|^2) g_p. Going against it lowers the gap R(w + eps) - R(w) and leaves R(w + eps) as it
-    is, to first order. The default of alpha is that of published code for domain generalization; the draw is ours.
+    g_perp = g - (g . g_p / |g_p|^2) g_p. To first order, subtracting alpha g_perp lowers the gap R(w + eps) - R(w) and
+    does not change R(w + eps), where eps = rho g / |g|. The default of alpha is that of published code for domain
+    generalization; its range is ours.
     """
 
     def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:
-        """g_p - alpha g_perp."""
+        """Return g_p - alpha g_perp."""
         across = here - (here * there).sum() / (there.square().sum() + _EPSILON) * there
         return there - hparams["alpha"] * across
 
@@ -36,15 +37,15 @@ class GSAM(SharpnessAware):
 class SAGM(SharpnessAware):
     """Update by (g + g_p) / 2, where g = grad R(w), g_p = grad R(w + (rho / |g| - alpha) g) and R = mean_e R_e.
 
-    The step back by alpha g makes the gradients at both points match, to first order.
+    To first order, the step back by alpha g favours points at which both gradients match.
     """
 
     def reach(self, norm: Tensor, hparams: Hparams) -> Tensor:
-        """rho / |g| - alpha."""
+        """Return rho / |g| - alpha."""
         return super().reach(norm, hparams) - hparams["alpha"]
 
     def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:
-        """The mean of both."""
+        """Return the mean of both gradients."""
         return 0.5 * (here + there)
 
 

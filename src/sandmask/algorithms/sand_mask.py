@@ -15,7 +15,7 @@ PAPER = "Shahtalebi et al., SAND-mask: an enhanced gradient masking strategy, 20
 
 
 def caution(hparams: Mapping[str, float]) -> str | None:
-    """Warn about tau = 1, the default of the paper's table: no agreement exceeds 1, so everything is masked."""
+    """Return a warning for tau = 1, the default in the paper's table, which masks everything; None otherwise."""
     if hparams["tau"] < 1:
         return None
     return (
@@ -25,26 +25,30 @@ def caution(hparams: Mapping[str, float]) -> str | None:
 
 
 class SANDMaskAlgorithm(MaskedAlgorithm):
-    """m = max(0, tanh((A - tau) / s2)), A = |mean_e sign(g_e)|, s2 = var_e(g_e) / mean_e(g_e)^2."""
+    """Update by m * mean_e(g_e), where m = max(0, tanh((A - tau) / s2)).
+
+    A = |mean_e sign(g_e)| and s2 = var_e(g_e) / mean_e(g_e)^2. With `rescale`, the update of each tensor is divided by
+    the mean of m.
+    """
 
     rescale: Rescale = "none"
 
     def mask(self, hparams: Hparams) -> Mask:
-        """The mask of equations 2 and 3."""
+        """Return the mask of equations 2 and 3."""
         return SANDMask(tau=hparams["tau"], rescale=self.rescale)
 
 
 class RescaledSANDMaskAlgorithm(SANDMaskAlgorithm):
-    """The SAND-mask, divided by the mask's density tensor by tensor."""
+    """The SAND-mask, with the update of each tensor divided by the mask's density."""
 
     rescale = "sparsity"
 
 
 class ReleasedSANDMaskAlgorithm(MaskedAlgorithm):
-    """m = max(0, tanh(k (A - tau) / var_e(g_e))), divided by the mask's density: the released code."""
+    """The released code: m = max(0, tanh(k (A - tau) / var_e(g_e))), and updates are divided by the mask's density."""
 
     def mask(self, hparams: Hparams) -> Mask:
-        """The mask of the released code."""
+        """Return the mask of the released code."""
         return SANDMask(hparams["tau"], rescale="sparsity", dispersion="absolute", gain=hparams["k"])
 
 

@@ -9,7 +9,7 @@ from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
 
 
 class SD(ObjectiveAlgorithm):
-    """min mean_e R_e + reg * mean(logits^2): the square penalty decouples what the features learn."""
+    """Minimize mean_e R_e + sd_reg * mean(logits^2). The penalty decouples the learning of different features."""
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor

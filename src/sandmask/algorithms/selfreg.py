@@ -11,20 +11,20 @@ from sandmask.algorithms._functions import Hparams, Metrics, State, environment_
 from sandmask.functional import EnvBatch, FlatModule, random
 from sandmask.functional.ranks import Reads
 
-_FEATURES = 0.3  # the weight of the features beside the logits
+_FEATURES = 0.3  # weight of the features relative to the logits
 _EPSILON = 1e-5
 
 
 class SelfReg(Algorithm):
-    """min R + min(R, 1) D, R = mean_e R_e, where min(R, 1) counts as a constant.
+    """Minimize R + min(R, 1) D, where D compares examples of one class, R = mean_e R_e, and min(R, 1) is a constant.
 
-    D = lam [MSE(o, o_a) + 0.3 MSE(z, p_a)] + (1 - lam) [MSE(o, o_ab) + 0.3 MSE(z, p_ab)], with logits o, features z and
-    their projections p = g(z). o_a and p_a are those of a partner a of the same class and any environment; o_ab = lam
-    o_a + (1 - lam) o_b for a second partner b, and likewise p_ab. Partners are random permutations within classes, and
-    lam ~ Beta(1/2, 1/2), one number per step.
+    D = lam [MSE(o, o_a) + 0.3 MSE(z, p_a)] + (1 - lam) [MSE(o, o_ab) + 0.3 MSE(z, p_ab)] for logits o, features z and
+    their projections p = g(z). o_a and p_a are those of a partner a of the same class and any environment. o_ab = lam
+    o_a + (1 - lam) o_b for a second partner b, and likewise p_ab. Partners are random permutations within classes.
+    lam ~ Beta(1/2, 1/2) is one number per step.
 
-    g is Linear, batch-norm and ReLU twice, then Linear and batch-norm, with the statistics of the minibatch, and is
-    trained with the rest. (DomainBed makes it after the optimizer, and so never trains it.)
+    g has three linear layers, each followed by batch-norm, and ReLUs between them. Batch-norm uses the statistics of
+    the minibatch. g is trained with the rest. (DomainBed creates g after the optimizer, and so never trains it.)
     """
 
     reads: Reads = "examples"
@@ -34,7 +34,7 @@ class SelfReg(Algorithm):
         self.projection = FlatModule(partial(Projection, self.network.n_features))
 
     def extra_state(self, seed: int) -> State:
-        """The projection and its optimizer."""
+        """Return the projection and its optimizer."""
         return trained("projection", self.projection, seed)
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
@@ -67,7 +67,7 @@ class SelfReg(Algorithm):
 
 
 class Projection(nn.Module):
-    """g: features [N, F] to as many numbers, with the shares of the examples in the statistics of batch-norm."""
+    """The projection g of features [N, F] -> [N, F]. `share` has the weights of examples in batch-norm's statistics."""
 
     def __init__(self, n_features: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Projection(nn.Module):
         self.offsets = nn.ParameterList(torch.zeros(size) for size in sizes[1:])
 
     def forward(self, x: Tensor, share: Tensor) -> Tensor:
-        """The projections."""
+        """Return the projections."""
         for place, layer in enumerate(self.layers):
             x = x.relu() if place else x
             x = _normalized(layer(x), share.unsqueeze(-1)) * self.scales[place] + self.offsets[place]
@@ -92,7 +92,7 @@ def _normalized(x: Tensor, share: Tensor) -> Tensor:
 
 
 def partners(batch: EnvBatch, n_classes: int, key: Tensor) -> Tensor:
-    """For every example of `batch.inputs`, the number of one of its class: a random permutation within classes."""
+    """Return the index of a partner of the same class for every example, by random permutations within classes."""
     true = batch.weight.flatten() > 0
     classes = torch.where(true, batch.y.flatten(), n_classes)  # padding is a class of its own
     noise = (random.uniform(random.fold(batch.example_keys.flatten(), key)) * 2**24).long()

@@ -1,4 +1,4 @@
-"""Transfer: a classifier that stays good for the environments' worst neighbours (Zhang et al., NeurIPS 2021)."""
+"""Transfer: features for which nearby classifiers have similar risks everywhere (Zhang et al., NeurIPS 2021)."""
 
 import torch
 from torch import Tensor
@@ -12,17 +12,17 @@ MOST_STEPS = 10
 
 
 class Transfer(Algorithm):
-    """Featurizer f and classifier c, with an adversary a near c that sets the environments' risks apart.
+    """Train a featurizer f and a classifier c against an adversary a, a classifier near c with a large gap of risks.
 
-    gap(a, f) = max_e R_e(a, f) - min_e R_e(a, f). One update (the paper's algorithm 1):
+    The gap is gap(a, f) = max_e R_e(a, f) - min_e R_e(a, f). One update (algorithm 1) has these steps:
 
-    1. (f, c) by mean_e R_e(c, f), then f by t_lambda gap(a, f);
-    2. a = c; then `d_steps_per_g` times: a <- a + lr_d t_lambda grad_a gap(a, f), and back into the ball |a - c| <=
+    1. f and c minimize mean_e R_e(c, f), and then f minimizes t_lambda gap(a, f).
+    2. a = c. Then, `d_steps_per_g` times, a <- a + lr_d t_lambda grad_a gap(a, f), projected onto the ball |a - c| <=
        delta.
 
-    f and c have an Adam each, or plain SGD where `gda` is 1. (In DomainBed's code `gda`, which all of its draws set,
-    leaves featurizer and classifier untrained. Its draws of `weight_decay_d` and `beta1` have no effect and are not
-    here.)
+    f and c each have an Adam, or use plain SGD if `gda` is 1. (In DomainBed's code, the featurizer and the classifier
+    are not trained with `gda`, which all of its draws set. Its draws of `weight_decay_d` and `beta1` have no effect and
+    are left out here.)
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -30,7 +30,7 @@ class Transfer(Algorithm):
         self.parts = Parts(self.network)
 
     def extra_state(self, seed: int) -> State:
-        """The adversary, equal to the classifier at first, and an optimizer for each part."""
+        """Return the adversary, which is equal to the classifier at first, and an optimizer for each part."""
         featurizer, head = self.parts.split(self.network.init(seed))
         return {"adversary": head.clone(), "adam": adam_init(featurizer), "head_adam": adam_init(head)}
 
@@ -59,7 +59,7 @@ class Transfer(Algorithm):
         return gradient, value
 
     def _ascended(self, params: Tensor, head: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
-        """The next adversary: always the same number of steps, some of which go nowhere."""
+        """Return the next adversary. The number of steps is fixed; steps after `d_steps_per_g` have no effect."""
         features = self.features(self.network.unflatten(params), batch, hparams).detach()
 
         def gap(vector: Tensor) -> tuple[Tensor, tuple[()]]:
@@ -80,7 +80,7 @@ class Transfer(Algorithm):
 
 
 def _optimized(vector: Tensor, gradient: Tensor, adam: AdamState, hparams: Hparams) -> tuple[Tensor, AdamState]:
-    """After one step of Adam, or of plain SGD where `gda` is 1."""
+    """Take one step of Adam, or of plain SGD if `gda` is 1."""
     plain = vector - hparams["lr"] * (gradient + hparams["weight_decay"] * vector)
     vector, adam = adam_update(vector, gradient, adam, hparams)
     return torch.where(hparams["gda"] > 0, plain, vector), adam

@@ -12,23 +12,24 @@ from sandmask.functional import EnvBatch, FlatModule, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform, seed_hash
 
 INNER_STEPS, INNER_RATE = 30, 0.1
-TERMS, LARGEST = 10, 10.0  # of the series for the inverse Hessian, and of an entry of its sum
+TERMS, LARGEST = 10, 10.0  # of the series for the inverse Hessian: terms after the first, largest entry of the sum
 
 
 class TRM(ObjectiveAlgorithm):
-    """min mean_e R_e + mean_Q [T_Q - cos_lambda u_Q . g_Q] from step `iters` on; mean_e R_e before.
+    """Minimize mean_e R_e + mean_Q [T_Q - cos_lambda u_Q . g_Q]; before step `iters`, only mean_e R_e.
 
-    Environment Q has a linear classifier w_Q of its own, which 30 steps of SGD fit to its features at every step. T_Q =
-    sum_(i != Q) alpha_Qi R_i(w_Q) is its risk on the others, g_Q = grad_(w_Q) R_Q, and u_Q = H_Q^-1 grad_(w_Q) T_Q, a
-    constant, with H_Q the Hessian of R_Q. Gradients and Hessians are by the weights, without the bias. H^-1 v is the
-    series sum_k (I - H)^k v of k = 0 to 10, cut off once an entry of the sum exceeds 10. The rows of alpha are
-    normalized at every step, and then alpha_Qi grows by the factor exp(groupdro_eta alpha_Qi R_i(w_Q)).
+    Each environment Q has its own linear classifier w_Q. At every step, 30 steps of gradient descent fit w_Q to the
+    features of Q. T_Q = sum_(i != Q) alpha_Qi R_i(w_Q) is the risk of w_Q on the other environments, g_Q =
+    grad_(w_Q) R_Q, and u_Q = H_Q^-1 grad_(w_Q) T_Q counts as a constant, where H_Q is the Hessian of R_Q. Gradients and
+    Hessians are with respect to the weights, without the bias. H^-1 v is approximated by sum_k (I - H)^k v for k = 0 to
+    10; the sum stops when one of its entries exceeds 10. At every step, the rows of alpha are normalized, and then
+    alpha_Qi is multiplied by exp(groupdro_eta alpha_Qi R_i(w_Q)).
 
-    (In DomainBed's code the series begins with 2 (I - H) v instead of v + (I - H) v.)
+    (In DomainBed's code, the series begins with 2 (I - H) v instead of v + (I - H) v.)
     """
 
     def extra_state(self, seed: int) -> State:
-        """The environments' classifiers, and alpha."""
+        """Return the classifiers of the environments, and alpha."""
         n_envs, sizes = self.problem.n_envs, (self.network.n_features, self.network.n_classes)
         head = FlatModule(lambda: nn.Linear(*sizes))
         heads = [head.named(head.init(seed_hash(seed, "head", e))) for e in range(n_envs)]
@@ -38,7 +39,7 @@ class TRM(ObjectiveAlgorithm):
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
-        """The mean risk, then also the transfer risks."""
+        """The mean risk, and from step `iters` on also the transfer risks."""
         features = self.features(params, batch, hparams)
         risk = environment_risks(self.network.classify(params, features), batch).mean()
         starts = state["step"] >= hparams["iters"]
@@ -52,7 +53,7 @@ class TRM(ObjectiveAlgorithm):
         alignment = (along * examples.gradients(heads).weights).sum((1, 2))
         penalty = (transfer - hparams["cos_lambda"] * alignment).mean()
         growth = hparams["groupdro_eta"] * alpha * risks.detach()
-        # Taking the largest off a row leaves its normalized weights as they are and keeps exp finite for large risks.
+        # Subtracting the largest value of a row does not change its normalized weights, and keeps exp finite.
         grown = alpha * torch.exp(growth - growth.amax(1, keepdim=True))
         changes = {"head_weights": heads.weights, "head_biases": heads.biases, "alpha": grown}
         kept = {name: torch.where(starts, value, state[name]) for name, value in changes.items()}
@@ -67,45 +68,45 @@ class Heads(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """The features and labels of each environment's examples; cross-entropy and its derivatives are in closed form."""
+    """The features and labels of each environment's examples. Derivatives of the cross-entropy are in closed form."""
 
     features: Tensor  # [E, B, F]
     onehot: Tensor  # [E, B, C]
-    share: Tensor  # [E, B, 1], of an example in its environment's mean
+    share: Tensor  # [E, B, 1], the weight of an example in its environment's mean
 
     @classmethod
     def of(cls, features: Tensor, batch: EnvBatch, n_classes: int) -> "Examples":
-        """The examples of a batch."""
+        """Return the examples of a batch."""
         dtype = features.dtype
         return cls(features, one_hot(batch.y, n_classes, dtype), batch.shares(dtype).unsqueeze(-1))
 
     def detach(self) -> "Examples":
-        """These examples without a gradient."""
+        """Return the examples with features that count as constants."""
         return self._replace(features=self.features.detach())
 
     def cross_risks(self, heads: Heads) -> Tensor:
-        """The risk of environment i by the classifier of Q: [Q, i]."""
+        """Return the risks of environments i with the classifiers of Q: [Q, i]."""
         losses = -(self.onehot * F.log_softmax(self._cross_logits(heads), dim=-1)).sum(-1, keepdim=True)
         return (losses * self.share).sum((-2, -1))
 
     def cross_gradients(self, heads: Heads, alpha: Tensor) -> Tensor:
-        """The gradient of sum_i alpha_Qi R_i(w_Q) by the weights of w_Q, for each Q: [E, C, F]."""
+        """Return the gradient of sum_i alpha_Qi R_i(w_Q) with respect to the weights of w_Q, for each Q: [E, C, F]."""
         errors = (self._cross_logits(heads).softmax(-1) - self.onehot) * self.share * alpha[..., None, None]
         return errors.flatten(1, 2).mT @ self.features.flatten(0, 1)
 
     def gradients(self, heads: Heads) -> Heads:
-        """The gradient of R_Q(w_Q) by w_Q, for each Q."""
+        """Return the gradient of R_Q(w_Q) with respect to w_Q, for each Q."""
         errors = (self._logits(heads).softmax(-1) - self.onehot) * self.share
         return Heads(errors.mT @ self.features, errors.sum(1))
 
     def hessian_products(self, heads: Heads, vectors: Tensor) -> Tensor:
-        """The Hessian of R_Q(w_Q) by the weights of w_Q, times v_Q, for each Q and v [E, C, F]."""
+        """Return H_Q v_Q for each Q and vectors v [E, C, F], where H_Q is the Hessian with respect to the weights."""
         shares, change = self._logits(heads).softmax(-1), self.features @ vectors.mT
         errors = shares * (change - (shares * change).sum(-1, keepdim=True)) * self.share
         return errors.mT @ self.features
 
     def fitted(self, heads: Heads, steps: int, rate: float) -> Heads:
-        """The classifiers after some steps of gradient descent, each on its own environment."""
+        """Return the classifiers after `steps` steps of gradient descent, each on its own environment."""
         for _ in range(steps):
             slopes = self.gradients(heads)
             heads = Heads(heads.weights - rate * slopes.weights, heads.biases - rate * slopes.biases)
@@ -115,12 +116,12 @@ class Examples(NamedTuple):
         return self.features @ heads.weights.mT + heads.biases.unsqueeze(1)
 
     def _cross_logits(self, heads: Heads) -> Tensor:
-        """[Q, i, B, C]."""
+        """Return the logits of the examples of i with the classifier of Q: [Q, i, B, C]."""
         return self.features @ heads.weights.mT.unsqueeze(1) + heads.biases[:, None, None]
 
 
 def inverse_hessian(examples: Examples, heads: Heads, vectors: Tensor) -> Tensor:
-    """H_Q^-1 v_Q for each environment Q and weights v [E, C, F], by the series."""
+    """Return the series for H_Q^-1 v_Q, for each environment Q and vectors v [E, C, F]."""
     term, total = vectors, vectors
     goes_on = torch.ones(len(vectors), 1, 1, dtype=torch.bool, device=vectors.device)
     for _ in range(TERMS):

@@ -16,14 +16,15 @@ WIDTH, MOST_LAYERS = 100, 3
 
 
 class URM(Algorithm):
-    """Features z = a(f(x)) that a discriminator d cannot tell from uniform noise n:
+    """Learn features z = a(f(x)) that a discriminator d cannot tell from uniform noise n.
 
-    f and the classifier minimize R + lambda BCE(d(z), 1), then d minimizes BCE(d(n), 1) + lambda BCE(d(z), 0).
+    The featurizer f and the classifier minimize R + lambda BCE(d(z), 1). Then d minimizes BCE(d(n), 1) + lambda
+    BCE(d(z), 0), for the features z from before the step of f.
 
-    R = mean_e R_e, BCE is the binary cross-entropy and lambda `urm_adv_lambda`. Where `urm_generator_output` is 0, a is
-    tanh and n is uniform in (-1, 1); where it is 1, a is ReLU and n uniform in (0, 1). The activation is part of the
-    model. d sees the features of before the model's step, and has `urm_discriminator_hidden_layers` hidden layers of
-    100 after its first, with leaky ReLUs. Both have an Adam, d's with `urm_discriminator_lr`.
+    R = mean_e R_e, BCE is the binary cross-entropy, and lambda is `urm_adv_lambda`. If `urm_generator_output` is 0, a
+    is tanh and n is uniform in (-1, 1); if it is 1, a is ReLU and n is uniform in (0, 1). The activation a is part of
+    the model. d has a first layer and `urm_discriminator_hidden_layers` hidden layers, of width 100 and with leaky
+    ReLUs. Both have an Adam; the learning rate of d is `urm_discriminator_lr`.
     """
 
     reads: Reads = "examples"
@@ -33,7 +34,7 @@ class URM(Algorithm):
         self.discriminator = FlatModule(partial(UniformDiscriminator, self.network.n_features))
 
     def extra_state(self, seed: int) -> State:
-        """The discriminator, its optimizer, and which activation the model has: known from the first step on."""
+        """Return the discriminator, its optimizer, and the activation of the model, which the first step sets."""
         return {**trained("discriminator", self.discriminator, seed), "activation": torch.zeros(())}
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
@@ -44,7 +45,7 @@ class URM(Algorithm):
         share = share / share.sum()
 
         def judged(vector: Tensor, z: Tensor, real: bool) -> Tensor:
-            """BCE(d(z), real)."""
+            """Return BCE(d(z), real)."""
             params = self.discriminator.unflatten(vector)
             logits = self.discriminator(params, z, hparams["urm_discriminator_hidden_layers"])
             return (share * F.softplus(-logits if real else logits)).sum()
@@ -71,18 +72,18 @@ class URM(Algorithm):
         return {**state, **changes, "step": state["step"] + 1}, {"loss": loss, "discriminator_loss": d_loss}
 
     def predict(self, state: State, x: Tensor) -> Tensor:
-        """Logits of activated features."""
+        """Return the logits of the activated features."""
         params = self.network.unflatten(state["params"])
         return self.network.classify(params, activated(self.network.features(params, x), state["activation"]))
 
 
 def activated(features: Tensor, activation: Tensor) -> Tensor:
-    """tanh of the features where `activation` is 0, their positive part where it is 1."""
+    """Return tanh of the features if `activation` is 0, and ReLU of the features if it is 1."""
     return torch.where(activation > 0, features.relu(), features.tanh())
 
 
 class UniformDiscriminator(nn.Module):
-    """One logit for each row of features; the number of hidden layers in use is a number, so that runs stack."""
+    """Maps features to one logit per row. How many hidden layers are used is given by a tensor, so that runs stack."""
 
     def __init__(self, n_features: int) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class UniformDiscriminator(nn.Module):
         self.last = nn.Linear(WIDTH, 1)
 
     def forward(self, z: Tensor, n_hidden: Tensor) -> Tensor:
-        """Logits [N]."""
+        """Return logits [N]."""
         x = F.leaky_relu(self.first(z))
         for place, layer in enumerate(self.hidden):
             x = torch.where(place < n_hidden, F.leaky_relu(layer(x)), x)

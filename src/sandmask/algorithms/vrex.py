@@ -9,9 +9,9 @@ from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 
 
 class VREx(ObjectiveAlgorithm):
-    """min mean_e R_e + beta var_e(R_e): V-REx, with the mean of the risks where the paper has their sum.
+    """Minimize mean_e R_e + beta var_e(R_e), which is V-REx with the mean of the risks instead of their sum.
 
-    beta is 1 before step `vrex_penalty_anneal_iters`, `vrex_lambda` from there on; Adam is reset there.
+    beta is 1 before step `vrex_penalty_anneal_iters` and `vrex_lambda` from then on. Adam is reset at that step.
     """
 
     changes_at = ("vrex_penalty_anneal_iters",)

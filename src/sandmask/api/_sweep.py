@@ -21,12 +21,14 @@ from sandmask.api._sweep_arguments import (
     requested_sweep,
 )
 from sandmask.api._swept import Sweep, all_runs
+from sandmask.errors import SandmaskError
 from sandmask.loggers import named_loggers
 from sandmask.plugins import load_plugins
 from sandmask.records import RunSpec
 from sandmask.selection import RULES
 from sandmask.sweeps import (
     Estimator,
+    Expansion,
     JobOptions,
     Plan,
     SweepFolder,
@@ -40,6 +42,7 @@ from sandmask.sweeps import (
     run_sweep,
     sweep_status,
 )
+from sandmask.sweeps._only import Only, only_some
 from sandmask.sweeps._spec import OPTUNA
 from sandmask.sweeps.executors import shared_gpus
 from sandmask.training.loop import CHECKPOINT_SECONDS
@@ -81,6 +84,7 @@ def sweep(
     cpus_per_worker: int = 1,
     ray_address: str | None = None,
     slurm: Mapping[str, str | int] | Sequence[str] = (),
+    only: Only = (),
     max_stack: int | None = None,
     time_limit: float | None = None,
     calibrate: bool = True,
@@ -147,6 +151,8 @@ def sweep(
     :param cpus_per_worker: for Ray and Slurm.
     :param ray_address: address of a Ray cluster, or "auto"; one is started if not given.
     :param slurm: options of Slurm, such as {"partition": "gpu", "time": 120}.
+    :param only: train only these of the sweep's runs now: values of "dataset", "algorithm", "test-env", "draw" and
+        "trial", such as {"trial": 1}. A later call without it trains the others.
     :param max_stack: runs that train as one program at most; as memory allows if not given.
     :param time_limit: seconds after which training stops, with checkpoints. Stacks that are not expected to finish by
         then are not started, and shorter ones take their place; the next call continues.
@@ -174,7 +180,7 @@ def sweep(
     loggers = named_loggers(log, tensorboard)
     target = SweepFolder(Path(folder).absolute())
     spec = requested_sweep(target, device_of_workers(executor, device, gpus_per_worker), **asked)
-    expansion = expand(spec)
+    expansion = _chosen(spec, only)
     chosen = choose_workers(
         target,
         spec,
@@ -247,6 +253,12 @@ def sweep(
     return Sweep(Path(folder), spec, runs(), result.done - before.done, result.failed, result.left)
 
 
+def _chosen(spec: SweepSpec, only: Only) -> Expansion:
+    if only and spec.search == OPTUNA:
+        raise SandmaskError("--only does not work with --search optuna, which proposes runs one after the other.")
+    return only_some(expand(spec), only)
+
+
 def _notes_on_rules(spec: SweepSpec, *, diagnostics: bool) -> list[str]:
     needy = [name for name in spec.selection if RULES[name].needs_metrics]
     return [f"{', '.join(needy)} needs runs that were trained with --diagnostics."] if needy and not diagnostics else []
@@ -266,6 +278,7 @@ def plan_sweep(
     *,
     workers: int | None = None,
     device: str | None = None,
+    only: Only = (),
     max_stack: int | None = None,
     calibrate: bool = True,
     fast: bool = True,
@@ -285,6 +298,7 @@ def plan_sweep(
     :param folder: the sweep's folder, whose finished runs are not counted.
     :param workers: stacks that train at a time.
     :param device: "cpu", "cuda", or several.
+    :param only: count only these of the sweep's runs, as in `sweep`.
     :param max_stack: runs that train as one program at most.
     :param calibrate: measure a few steps of each method; without, there is no estimate of the time.
     :param fast: use CUDA graphs on a GPU.
@@ -299,7 +313,7 @@ def plan_sweep(
     load_plugins(paths(plugins))
     target = SweepFolder(Path(folder))
     spec = requested_sweep(target, device, **request)
-    expansion = expand(spec)
+    expansion = _chosen(spec, only)
     runs = all_runs(target, spec, expansion)
     stored = target.read_spec()
     devices, count = device_list(device, workers)

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import subprocess
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,7 +152,7 @@ def _compile(say: Say, device: "torch.device") -> None:
     advice = "only --compile needs it; it needs a C++ compiler, such as: apt install g++"
     logging.disable(logging.WARNING)  # torch's remarks on the machine; what matters is whether it works
     try:
-        with errors(say, "torch.compile", "does not work", advice, "note"):
+        with warnings.catch_warnings(action="ignore"), errors(say, "torch.compile", "does not work", advice, "note"):
             if torch.allclose(torch.compile(small)(numbers), small(numbers), atol=1e-5):
                 say("torch.compile", "ok", f"works on {device.type}")
             else:

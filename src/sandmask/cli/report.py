@@ -213,6 +213,8 @@ def _command_of(directory: Path, run: str) -> str:
         typer.echo(
             f"note: {printable(dataset)} is a dataset of your own. Write its path instead of this name.", err=True
         )
+    if source := found[0].spec.options.get("source"):
+        raise SandmaskError(f"Run {run} was imported from {source}. It can only be trained again there.")
     return run_command(found[0]) or f"sandmask soup {in_shell(directory)}"
 
 

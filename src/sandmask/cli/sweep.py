@@ -28,6 +28,14 @@ Workers = Annotated[
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, or several for local workers: cuda:0,cuda:1. (default: all GPUs, or cpu)")
 ]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUES",
+        help="Only these runs of the sweep, by dataset, algorithm, test-env, draw or trial: trial=1, draw=0,1. The "
+        "others are left for later. Repeatable.",
+    ),
+]
 MaxStack = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Largest number of runs in a stack. (default: as memory allows)")
 ]
@@ -40,6 +48,7 @@ def plan(
     folder: Folder = DEFAULT_FOLDER,
     workers: Workers = None,
     device: Device = None,
+    only: Only = None,
     max_stack: MaxStack = None,
     calibrate: Calibrate = True,
     fast: _options.FastOption = True,
@@ -94,6 +103,7 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Option of sbatch: partition=gpu, time=120 (minutes), ... Repeatable."),
     ] = None,
+    only: Only = None,
     max_stack: MaxStack = None,
     time_limit: Annotated[
         float | None,
@@ -128,7 +138,7 @@ def run(
 
     sandmask sweep run runs/spirals --n-trials 5
 
-    sandmask sweep run runs/spirals --time-limit 3500
+    sandmask sweep run runs/spirals --time-limit 3500 --only trial=0
 
     sandmask sweep run runs/spirals --executor ray --ray-address auto --gpus-per-worker 0.5
     """

@@ -8,9 +8,9 @@
     listed = load_dataset("scans.csv")                 # a manifest: path,class,domain
     measured = load_dataset("patients.npz")            # arrays: inputs, class, domain
     shared = load_dataset("hf:flwrlabs/pacs")          # a Hugging Face dataset: image, label, domain
-    held_out = resolve_environment(pacs, "sketch")     # by name or number
+    held_out = resolve_environment(pacs, "sketch")     # by name or index
 
-Your own dataset is a `Dataset` (or a `TensorDataset`) and a `DatasetEntry` registered in `DATASETS`.
+Your own dataset needs a `Dataset` (or a `TensorDataset`) and a `DatasetEntry` that is registered in `DATASETS`.
 """
 
 from sandmask.datasets._augment import Augmentation

@@ -1,7 +1,7 @@
-"""DomainBed's training augmentation of a whole batch on the device, with separate random numbers for each image.
+"""DomainBed's training augmentation, for a whole batch on the device, with separate random numbers for each image.
 
-RandomResizedCrop, horizontal flip, ColorJitter, RandomGrayscale, as torchvision defines them. Randomness
-comes from a key alone (`sandmask.functional.random`), so that a step can be repeated exactly.
+It consists of RandomResizedCrop, horizontal flip, ColorJitter and RandomGrayscale, as torchvision defines them. Random
+numbers depend only on a key (`sandmask.functional.random`), so that a step can be repeated exactly.
 """
 
 import math
@@ -15,13 +15,13 @@ from sandmask.functional.random import uniform
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)
-CROP_TRIES = 10  # as in torchvision: then the largest central crop of an allowed shape
+CROP_TRIES = 10  # as in torchvision; if none fits, the crop is the largest central one of an allowed shape
 N_DRAWS = 2 * CROP_TRIES + 12
-CPU_BLOCK = 4  # images worked on at a time on a CPU, so that they stay in its cache
+CPU_BLOCK = 4  # number of images that a CPU processes at a time, so that they stay in its cache
 
 
 def draws_of(key: Tensor, shape: torch.Size) -> Tensor:
-    """The random numbers in 0..1 that images [*shape, ...] are augmented with; for `key` see `Augmentation`."""
+    """Return the random numbers in 0..1 for the augmentation of images [*shape, ...]. For `key` see `Augmentation`."""
     return uniform(key, *shape[key.ndim :], N_DRAWS)
 
 
@@ -40,17 +40,17 @@ class Augmentation:
     grayscale: float = 0.1
 
     def __call__(self, images: Tensor, key: Tensor, aspects: Tensor | None = None) -> Tensor:
-        """Images [..., 3, height, width], uint8 or float in 0..1 -> float32 [..., 3, size, size] in 0..1.
+        """Augment images [..., 3, height, width], uint8 or float in 0..1, to float32 [..., 3, size, size] in 0..1.
 
-        `key` is one key for all, or one for each place of the first dimensions: images [K, E, B, ...] with
-        keys [K] are augmented run by run as they would be alone.
-        `aspects` [...] is width / height of the originals, where the images were squeezed to another shape:
-        crops then have the distribution that they would have had on the originals.
+        `key` is a single key, or has one key for each position in the first dimensions. With keys [K], images
+        [K, E, B, ...] are augmented as K runs alone would augment them.
+        `aspects` [...] are width / height of the original images, if images were resized to another shape. Crops then
+        have the same distribution as crops of the originals.
         """
         return self.apply(images, draws_of(key.to(images.device), images.shape[:-3]), aspects)
 
     def apply(self, images: Tensor, draws: Tensor, aspects: Tensor | None = None) -> Tensor:
-        """Augment images with given random numbers [..., N_DRAWS] from `draws_of`."""
+        """Augment images with random numbers [..., N_DRAWS] from `draws_of`."""
         lead = images.shape[:-3]
         flat, draws = images.reshape(-1, *images.shape[-3:]), draws.reshape(-1, N_DRAWS)
         if aspects is None:
@@ -75,9 +75,10 @@ class Augmentation:
 
 
 def crop_boxes(draws: Tensor, aspects: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
-    """Left, top, width and height [n, 4] of random crops, as shares of the image's sides.
+    """Return left, top, width and height [n, 4] of random crops, as shares of the image's sides.
 
-    Uses 22 draws in 0..1 per image: ten tries of an area and a shape, the first that fits is used; and a place.
+    This uses 22 draws in 0..1 per image: ten tries of an area and a shape, of which the first that fits is used, and a
+    position.
     """
     log_ratio = math.log(ratio[0]), math.log(ratio[1])
     area = scale[0] + (scale[1] - scale[0]) * draws[:, :CROP_TRIES]
@@ -96,9 +97,9 @@ def crop_boxes(draws: Tensor, aspects: Tensor, scale: tuple[float, float], ratio
 
 
 def crop(images: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
-    """Cut boxes (shares of the sides) out of images [n, 3, h, w], flip some, and bring them to `size` x `size`.
+    """Cut boxes (shares of the sides) out of images [n, 3, h, w], flip some, and resize them to `size` x `size`.
 
-    Bilinear without antialiasing: stored images are only a little larger than `size`.
+    The resizing is bilinear without antialiasing, because stored images are only a little larger than `size`.
     """
     pixels = images / 255.0 if images.dtype == torch.uint8 else images.float()
     steps = (torch.arange(size, device=images.device) + 0.5) / size
@@ -110,17 +111,18 @@ def crop(images: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
 
 
 def jitter(images: Tensor, factors: Tensor, hue_shift: Tensor, order: Tensor) -> Tensor:
-    """Colour jitter of images [n, 3, h, w] in 0..1, each image in its own order.
+    """Apply colour jitter to images [n, 3, h, w] in 0..1, with the four operations in a separate order for each image.
 
-    `factors` [n, 3] are of brightness, contrast and saturation; `order` [n, 4] holds the four operations' numbers,
-    first to last. Hue takes the longest and is changed once for all images; the others come before or after it.
+    `factors` [n, 3] are those of brightness, contrast and saturation. `order` [n, 4] has the numbers of the operations,
+    first to last. Hue takes the longest and is changed for all images at once; the other operations come before or
+    after it.
     """
     hue_place = (order == HUE).int().argmax(dim=1, keepdim=True)
     place = torch.arange(4, device=order.device)
-    operation = torch.cat([order[:, :3], order[:, 1:]], dim=1)  # three chances before hue, three after it
+    operation = torch.cat([order[:, :3], order[:, 1:]], dim=1)  # up to three before hue, up to three after it
     active = torch.cat([place[:3] < hue_place, place[1:] > hue_place], dim=1)
     chosen = factors.gather(1, operation.clamp(max=SATURATION))
-    factor = torch.where(active, chosen, 1.0)  # 1 does nothing
+    factor = torch.where(active, chosen, 1.0)  # a factor of 1 changes nothing
     to_mean = (1.0 - factor) * (operation == CONTRAST)
     to_luminance = (1.0 - factor) * (operation == SATURATION)
     amounts = torch.stack([factor, to_mean, to_luminance])[..., None, None, None]  # [3, n, 6, 1, 1, 1]
@@ -133,10 +135,10 @@ def jitter(images: Tensor, factors: Tensor, hue_shift: Tensor, order: Tensor) ->
 
 
 def _blend(images: Tensor, factor: Tensor, to_mean: Tensor, to_luminance: Tensor) -> Tensor:
-    """One of brightness, contrast or saturation per image.
+    """Change the brightness, the contrast or the saturation of each image.
 
-    All three are factor * image + (1 - factor) * other, clamped, where other is black, the mean luminance, or
-    the luminance.
+    All three compute factor * image + (1 - factor) * other, clamped to 0..1, where other is black, the mean luminance
+    or the luminance.
     """
     gray = to_gray(images)
     other = torch.addcmul(to_mean * gray.mean(dim=(2, 3), keepdim=True), gray, to_luminance)
@@ -144,25 +146,25 @@ def _blend(images: Tensor, factor: Tensor, to_mean: Tensor, to_luminance: Tensor
 
 
 def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Turn the hue of images [n, 3, h, w] by `shift` [n] of a full turn; value and saturation stay."""
+    """Turn the hue of images [n, 3, h, w] by `shift` [n], as a share of a full turn. Value and saturation are kept."""
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    span = chroma.clamp(min=1e-12)  # where it is 0, so are the differences that it divides
-    # Hue in sixths of a turn, counted from the channel that is largest: red at 0, green at 2, blue at 4.
+    span = chroma.clamp(min=1e-12)  # if it is 0, so are the differences that are divided by it
+    # Hue in sixths of a turn, computed from the largest channel: red is at 0, green at 2, blue at 4.
     from_green = (blue - red).div_(span).add_(2.0)
     from_blue = (red - green).div_(span).add_(4.0)
     hue = torch.where(value == red, (green - blue).div_(span), torch.where(value == green, from_green, from_blue))
     hue += 6.0 * shift[:, None, None, None]
-    # A channel is `value` up to one sixth of a turn from its own hue, `value - chroma` from two sixths on,
-    # and linear between: `near` runs from 1 to 2 there.
+    # A channel is `value` up to one sixth of a turn from its own hue, `value - chroma` from two sixths on, and linear
+    # in between, where `near` goes from 1 to 2.
     from_opposite = torch.arange(3.0, -2.0, -2.0, device=images.device)[:, None, None]  # red, green, blue
     near = (hue + from_opposite).remainder_(6.0).sub_(3.0).abs_().clamp_(1.0, 2.0)
     return torch.addcmul(value + chroma, chroma, near, value=-1.0)
 
 
 def to_gray(images: Tensor) -> Tensor:
-    """Luminance [n, 1, h, w] of images [n, 3, h, w]."""
+    """Return the luminance [n, 1, h, w] of images [n, 3, h, w]."""
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
     luminance = red * GRAY_WEIGHTS[0]
     return luminance.add_(green, alpha=GRAY_WEIGHTS[1]).add_(blue, alpha=GRAY_WEIGHTS[2])

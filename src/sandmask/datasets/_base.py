@@ -1,4 +1,4 @@
-"""The base class of datasets: labelled examples of several environments, by index, and their counts."""
+"""The base class and the registry of datasets, which have labelled examples of several environments."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -18,14 +18,15 @@ from sandmask.hparams._hparam import scope_name
 from sandmask.registry import Registry
 
 HparamScope = Scope
-MOST_CLASSES = 12  # up to this many, the examples of each class are counted
-SHOWN_FILES = 3  # left-out files that are named for each reason
+MOST_CLASSES = 12  # largest number of classes whose counts an inventory lists
+SHOWN_FILES = 3  # number of left-out files that an inventory names for each reason
 
 
 class Dataset(ABC):
-    """Examples 0..N-1; environment e holds the examples bounds[e] <= i < bounds[e + 1].
+    """Base class of datasets. Environment e has the examples i of 0..N-1 with bounds[e] <= i < bounds[e + 1].
 
-    Your own dataset needs the attributes, `inputs` and `to`; the rest has defaults that suit tensors in memory.
+    A subclass defines the attributes that have no default, `inputs` and `to`. The defaults of all other members suit
+    tensors in memory.
     """
 
     name: str
@@ -34,33 +35,34 @@ class Dataset(ABC):
     input_shape: tuple[int, ...]
     labels: Tensor  # [N] int64
     bounds: tuple[int, ...]
-    # How examples are split, [N]: 0 is "in", 1 is "out", -1 at random by the trial's seed; None is at random for all.
+    # The split of each example, [N]: 0 is "in", 1 is "out", and -1 is one of both, drawn with the seed of the trial.
+    # None means -1 for all examples.
     splits: Tensor | None = None
     domains: tuple[str, ...] = ()  # longer names of the environments, such as their folders; empty when there are none
     left_out: tuple[LeftOut, ...] = ()  # files that are not used, and why
 
     @property
     def resident(self) -> bool:
-        """Whether all of it is on the device, so that a captured program can read from it."""
+        """Whether all examples are on the device, so that a captured program can read them."""
         return False
 
     @abstractmethod
     def inputs(self, indices: Tensor) -> Tensor:
-        """The examples with these numbers (any shape), for a network: [*indices.shape, *input_shape]."""
+        """Return the inputs of the examples with these indices: [*indices.shape, *input_shape]."""
 
     @abstractmethod
     def to(self, device: torch.device) -> "Dataset":
-        """The same dataset, whose `inputs` and `labels` arrive on `device`."""
+        """Return the same dataset with `inputs` and `labels` on `device`."""
 
     def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:  # noqa: ARG002 - most sets augment nothing
-        """The examples as a training step sees them: augmented, with randomness from `key` alone.
+        """Return inputs for a training step: augmented, with random numbers that depend only on `key`.
 
-        `key` is one key, or one for each place of the first dimensions of `indices` (a stack of runs).
+        `key` is a single key, or has one key for each position in the first dimensions of `indices` (a stack of runs).
         """
         return self.inputs(indices)
 
     def batches(self, indices: Iterable[Tensor], depth: int = 4) -> Iterator[Tensor]:  # noqa: ARG002
-        """`inputs` of each element in turn; sets that decode read up to `depth` elements ahead."""
+        """Yield `inputs` of each element in turn. Datasets of files read up to `depth` elements ahead."""
         for some in indices:
             yield self.inputs(some)
 
@@ -69,40 +71,43 @@ class Dataset(ABC):
         requests: Iterable[tuple[Tensor, Tensor]],
         depth: int = 4,  # noqa: ARG002
     ) -> Iterator[Tensor]:
-        """`training_inputs` of each (indices, key) in turn; sets that decode read up to `depth` ahead."""
+        """Yield `training_inputs` of each (indices, key) in turn. Datasets of files read up to `depth` ahead."""
         for indices, key in requests:
             yield self.training_inputs(indices, key)
 
     def read_batches(self, requests: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Any]:
-        """Read ahead for a training step: for each (indices, key), both on the CPU, what `prepare` needs.
+        """Read ahead for training steps: yield what `prepare` needs for each (indices, key), both on the CPU.
 
-        That is a tree of tensors on the device. Sets that read far more slowly than they augment give here what they
-        have read, and augment in `prepare`, which may be part of a captured program.
+        This is a tree of tensors on the device. Datasets for which reading takes much longer than augmentation yield
+        what they have read, and augment it in `prepare`, which may be part of a captured program.
         """
         device = self.labels.device
         yield from self.training_batches((indices.to(device), key.to(device)) for indices, key in requests)
 
     def prepare(self, read: Any, shape: torch.Size, key: Tensor) -> Tensor:  # noqa: ARG002
-        """The `training_inputs` of `shape` examples, of what `read_batches` gave for them; `key` is on the device."""
+        """Return the `training_inputs` of `shape` examples, given what `read_batches` yielded for them.
+
+        `key` is on the device.
+        """
         inputs: Tensor = read
         return inputs
 
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """A registered dataset: its description, the function that loads it, and the paper's protocol."""
+    """An entry of `DATASETS`: a description, the function that loads the dataset, and the protocol of the paper."""
 
     name: str
     description: str
     environments: tuple[str, ...]  # column names of the paper's tables
-    load: Callable[..., Dataset]  # given the data folder (or None), and the dataset's own options by keyword
-    network: str  # a registered one, such as "mlp", or a timm name
+    load: Callable[..., Dataset]  # called with the data folder (or None), and the dataset's own options by keyword
+    network: str  # a registered network, such as "mlp", or a timm name
     scope: HparamScope  # which hyperparameter ranges apply
     steps: int = 5001
-    recipe_steps: int | None = None  # steps of `--space recipe`; None is as many
+    recipe_steps: int | None = None  # steps in `--space recipe`; None means `steps`
     checkpoint_every: int = 300
-    report_envs: tuple[int, ...] | None = None  # held-out environments that the tables report; None is all
-    n_classes: int | None = None  # None when it comes from a folder
+    report_envs: tuple[int, ...] | None = None  # held-out environments that tables report; None means all
+    n_classes: int | None = None  # None if it depends on the files
     input_shape: tuple[int, ...] | None = None
     domains: tuple[str, ...] = ()  # folder names of the environments
     # For a generated dataset: returns the entry of data with other parameters, such as "Spirals:seed=1".
@@ -120,7 +125,7 @@ DATASETS: Registry[DatasetEntry] = Registry("dataset")
 
 
 class TensorDataset(Dataset):
-    """Environments given as (inputs [n, ...], labels [n]) pairs.
+    """A dataset in memory, from a pair (inputs [n, ...], labels [n]) for each environment.
 
     Inputs of type uint8 are stored as such, and returned as floats in 0..1.
     """
@@ -144,16 +149,16 @@ class TensorDataset(Dataset):
 
     @property
     def resident(self) -> bool:
-        """Always, because it is one tensor."""
+        """True, because all examples are in one tensor."""
         return True
 
     def inputs(self, indices: Tensor) -> Tensor:
-        """The examples with these numbers: [*indices.shape, *input_shape], float32."""
+        """Return the inputs of the examples with these indices as float32: [*indices.shape, *input_shape]."""
         chosen = self.stored[indices]
         return chosen / 255.0 if chosen.dtype == torch.uint8 else chosen
 
     def to(self, device: torch.device) -> "TensorDataset":
-        """A copy on `device`."""
+        """Return a copy on `device`."""
         moved = copy.copy(self)
         moved.stored = self.stored.to(device)
         moved.labels = self.labels.to(device)
@@ -163,7 +168,7 @@ class TensorDataset(Dataset):
 def _check_parts(
     name: str, environments: Sequence[str], classes: Sequence[str], parts: Sequence[tuple[Tensor, Tensor]]
 ) -> None:
-    """Check that names, inputs and labels fit together."""
+    """Raise an error unless names, inputs and labels fit together."""
     if len(environments) != len(parts) or not parts:
         raise SandmaskError(f"{name}: found {len(environments)} environment names for {len(parts)} environments.")
     if len(set(environments)) != len(environments):
@@ -177,7 +182,8 @@ def _check_parts(
                 raise SandmaskError(f"{where}: inputs and labels should be tensors. Found {type(given).__name__}.")
         if len(inputs) != len(labels) or not len(labels):
             raise SandmaskError(
-                f"{where}: found {len(inputs)} inputs and {len(labels)} labels; expected equally many, at least one."
+                f"{where}: found {len(inputs)} inputs and {len(labels)} labels. Give one label for each input, and at "
+                "least one of each."
             )
         _check_inputs(where, inputs)
         if inputs.dtype != parts[0][0].dtype or inputs.shape[1:] != parts[0][0].shape[1:]:
@@ -193,8 +199,8 @@ def _check_inputs(where: str, inputs: Tensor) -> None:
         raise SandmaskError(f"{where}: inputs should be float32 or uint8. Found {inputs.dtype}.")
     if inputs.ndim < 2:
         raise SandmaskError(
-            f"{where}: inputs should have the shape [n, ...]. Found {list(inputs.shape)}; a single number for each "
-            "example is [n, 1]."
+            f"{where}: inputs should have the shape [n, ...]. Found {list(inputs.shape)}. If there is a single number "
+            "for each example, use [n, 1]."
         )
     if not inputs.isfinite().all():
         raise SandmaskError(f"{where}: inputs contain NaN or inf.")
@@ -214,7 +220,7 @@ def _form(inputs: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Examples by environment and class, and what was left out of the dataset's folder."""
+    """The number of examples of each environment and class, and the files that are not used."""
 
     name: str
     environments: tuple[str, ...]
@@ -223,7 +229,7 @@ class Inventory:
     left_out: tuple[LeftOut, ...]
 
     def lines(self) -> list[str]:
-        """The inventory as text: a summary, one line per environment and one per reason to leave out files."""
+        """Return the inventory as text: a summary, a line per environment and a line per reason to leave out files."""
         total = sum(map(sum, self.counts))
         sizes = f"{counted(len(self.environments), 'environment')}, {counted(len(self.classes), 'class')}"
         width = max(len(printable(name)) for name in self.environments)

@@ -1,4 +1,4 @@
-"""Datasets of image files: decoded by several threads, kept as uint8, augmented on the device."""
+"""Datasets of images, which are decoded by several threads, stored as uint8 and augmented on the device."""
 
 import copy
 import logging
@@ -21,23 +21,24 @@ from sandmask.registry import closest
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-SHOWN_CORRUPT = 5  # images that an error names
-READ_AHEAD = 4  # minibatches that are read while steps are computed
+SHOWN_CORRUPT = 5  # number of images that an error names
+READ_AHEAD = 4  # number of minibatches that are read while steps are computed
 
 _log = logging.getLogger(__name__)
 
 
 class ImageDataset(Dataset):
-    """The images of a tree of folders.
+    """The images of an `ImageTree`.
 
-    Images are squeezed to `storage_size` x `storage_size` when decoded, and kept so. By default that is the size that
-    they all have, if they are square and of nearly the right size, else 8/7 of `image_size` (256 for 224): enough for
-    every crop to have about as many pixels as the network is given. Evaluation resizes from there.
+    Images are stored as `storage_size` x `storage_size` pixels, to which they are resized when they are decoded,
+    without keeping their aspect ratio. The default is the size of the images, if a sample of them are squares of the
+    same size from `image_size` to 8/7 of it. Otherwise, it is 8/7 of `image_size` (256 for 224), so that crops have
+    about as many pixels as the inputs of the network. Evaluation resizes the stored images to `image_size`.
 
-    `cache` says where they are kept: on the "device", in "memory", nowhere ("none": decoded each time, ahead
-    of need), or the first of these that fits ("auto"). `skip_corrupt` decodes everything once when the
-    dataset is made, and leaves out what cannot be decoded, with a logged warning. `left_out` lists all files of the
-    folder that are not used, and why.
+    `cache` says where decoded images are kept: on the "device", in "memory", not at all ("none", which decodes them
+    each time), or in the first of these places in which they fit ("auto"). `skip_corrupt` decodes all images when the
+    dataset is created, and leaves out those that cannot be decoded, with a logged warning. `left_out` lists all files
+    of the folder that are not used, and why.
     """
 
     def __init__(
@@ -81,21 +82,21 @@ class ImageDataset(Dataset):
         return self._feed.place == "device"
 
     def inputs(self, indices: Tensor) -> Tensor:
-        """Evaluation images: resized and normalized, nothing random."""
+        """Return images for evaluation: resized and normalized, but not augmented."""
         return self._evaluated(self._feed.fetch(indices), indices.shape)
 
     def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:
-        """Augmented and normalized images."""
+        """Return augmented and normalized images."""
         return self._trained_on(self._feed.fetch(indices), indices.shape, key)
 
     def batches(self, indices: Iterable[Tensor], depth: int = 4) -> Iterator[Tensor]:
-        """`inputs` of each element, decoded up to `depth` elements ahead of need."""
+        """Yield `inputs` of each element, and decode up to `depth` elements ahead."""
         requests = ((some, some.shape) for some in indices)
         for stored, shape in self._feed.fetch_ahead(requests, depth):
             yield self._evaluated(stored, shape)
 
     def training_batches(self, requests: Iterable[tuple[Tensor, Tensor]], depth: int = 4) -> Iterator[Tensor]:
-        """`training_inputs` of each (indices, key), decoded up to `depth` requests ahead of need."""
+        """Yield `training_inputs` of each (indices, key), and decode up to `depth` requests ahead."""
         if self._overrides("training_inputs"):
             yield from super().training_batches(requests, depth)
             return
@@ -104,9 +105,9 @@ class ImageDataset(Dataset):
             yield self._trained_on(stored, shape, key)
 
     def read_batches(self, requests: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Stored | Tensor]:
-        """Decoded images, which travel to the device as they are kept; `prepare` augments them there.
+        """Yield stored images on the device, where `prepare` augments them.
 
-        A subclass that makes its training images in its own way gives these.
+        For a subclass with its own training images, these are yielded instead.
         """
         if self._overrides("training_inputs", "training_batches"):
             yield from super().read_batches(requests)
@@ -115,26 +116,26 @@ class ImageDataset(Dataset):
             yield stored
 
     def prepare(self, read: Stored | Tensor, shape: torch.Size, key: Tensor) -> Tensor:
-        """Augmented and normalized images."""
+        """Return augmented and normalized images."""
         return read if isinstance(read, Tensor) else self._trained_on(read, shape, key)
 
     def _overrides(self, *names: str) -> bool:
         return any(getattr(type(self), name) is not getattr(ImageDataset, name) for name in names)
 
     def unaugmented(self) -> "ImageDataset":
-        """The same dataset, whose training images are those of evaluations."""
+        """Return the same dataset without augmentation: training images are the same as in evaluations."""
         changed = copy.copy(self)
         changed.augmentation = None
         return changed
 
     def normalized_by(self, mean: Sequence[float], std: Sequence[float]) -> "ImageDataset":
-        """The same dataset with other channel means and deviations: those of a pretrained network."""
+        """Return the same dataset with other channel means and deviations, such as those of a pretrained network."""
         changed = copy.copy(self)
         changed.normalization = _normalization(self.name, mean, std, self._feed.device)
         return changed if self._compiled is None else changed.compiled()
 
     def to(self, device: torch.device) -> "ImageDataset":
-        """The same dataset, arriving on `device`; decoded images in memory are shared with this one."""
+        """Return the same dataset on `device`. Decoded images in memory are shared with this one."""
         device = torch.device(device)
         moved = copy.copy(self)
         if device != self._feed.device:
@@ -145,7 +146,7 @@ class ImageDataset(Dataset):
         return moved
 
     def compiled(self) -> "ImageDataset":
-        """The same dataset, whose augmentation is compiled: a slow start, then a few kernels instead of hundreds."""
+        """Return the same dataset with compiled augmentation: a few kernels instead of hundreds, after a slow start."""
         changed = copy.copy(self)
         changed._compiled = Compiled(changed._augment)  # noqa: SLF001 - its own kind
         return changed
@@ -172,10 +173,11 @@ class ImageDataset(Dataset):
         keep: bool = True,
         among: slice = slice(None),
     ) -> None:
-        """Decode every image now, so that a corrupt one is found before training; one error names all of them.
+        """Decode every image, so that corrupt ones are found before training. Raise one error that lists them.
 
         With `keep`, images are kept if they fit into memory, so that training does not decode them again. `progress` is
-        given the numbers of images done and of all. Of several processes, each checks those `among` all that are its.
+        called with the number of images done and the number of images to decode. `among` selects these, so that several
+        processes can divide the images.
         """
         if self._checked:
             return
@@ -214,7 +216,7 @@ class ImageDataset(Dataset):
 
 
 def evaluated(pixels: Tensor, size: int) -> Tensor:
-    """Stored pixels [n, side, side, 3] as evaluation sees them: [n, 3, size, size] in 0..1."""
+    """Return stored pixels [n, side, side, 3] resized for evaluation: [n, 3, size, size] in 0..1."""
     images = pixels.permute(0, 3, 1, 2) / 255.0
     if images.shape[-1] == size:
         return images
@@ -222,12 +224,12 @@ def evaluated(pixels: Tensor, size: int) -> Tensor:
 
 
 def normalized(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Images [..., 3, h, w] with the channels' mean taken off and divided by their deviation."""
+    """Return images [..., 3, h, w] minus the mean of the channels, divided by their standard deviation."""
     return (images - mean[:, None, None]) / std[:, None, None]
 
 
 def _storage_size(tree: ImageTree, image_size: int) -> int:
-    """The size that images are decoded to, from the sizes of 64 of them."""
+    """Return the default of `storage_size`, which depends on the sizes of about 64 images."""
     every = max(1, len(tree.paths) // 64)
     own = common_size((tree.path(i), tree.content(i)) for i in range(0, len(tree.paths), every))
     larger = image_size * 8 // 7
@@ -235,7 +237,7 @@ def _storage_size(tree: ImageTree, image_size: int) -> int:
 
 
 def _without_corrupt(name: str, store: ImageStore) -> ImageStore:
-    """A store of the images that can be decoded."""
+    """Return a store of the images that can be decoded."""
     corrupt = [index for index, _ in store.corrupt()]
     if not corrupt:
         return store

@@ -45,9 +45,9 @@ for _entry in (  # in the order in which they are listed
 def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
     """Return the entry of a registered dataset, of a variant of one, or of your own data.
 
-    A CSV or Parquet file is a manifest, an .npz file has arrays, and "hf:" begins the name of a Hugging Face dataset.
-    Any other name with a path separator is a folder, and so is the name of an existing folder that is not a dataset's
-    name. Parameters follow the name: "Spirals:seed=1:environments=8", "scans.csv:class=diagnosis".
+    A CSV, TSV or Parquet file is a manifest, an .npz file has arrays, and the names of Hugging Face datasets begin with
+    "hf:". Any other name with a path separator is a folder, and so is the name of an existing folder if no dataset has
+    this name. Parameters follow the name: "Spirals:seed=1:environments=8", "scans.csv:class=diagnosis".
 
     :param name_or_path: name of a dataset, or path of a folder, manifest or .npz file.
     """
@@ -89,9 +89,11 @@ def is_own(text: str) -> bool:
 
 
 def absolute(name: str) -> str:
-    """Return a dataset's name as any process understands it: as registered, or with the absolute path of your own.
+    """Return a dataset's name in a form that does not depend on the current folder.
 
-    :param name: name of a dataset, or path of your own.
+    This is the registered name, or the absolute path of your own data.
+
+    :param name: name of a dataset, or path of your own data.
     """
     entry = dataset_entry(name)
     if is_registered(name):
@@ -99,7 +101,7 @@ def absolute(name: str) -> str:
     source, parameters = _parsed(name)
     if (kind := _own_kind(source)) is not None:
         return ":".join([kind.absolute(source), *parameters])
-    return os.path.abspath(name)  # noqa: PTH100 - a link stays one
+    return os.path.abspath(Path(name).expanduser())  # noqa: PTH100 - a link stays one
 
 
 def _own_kind(source: str) -> ModuleType | None:
@@ -114,7 +116,7 @@ def _parsed(text: str) -> tuple[str, list[str]]:
 
 
 def _values(name: str, parameters: list[str], example: str) -> dict[str, str]:
-    """Parameters by name."""
+    """Return the values of parameters by name."""
     values: dict[str, str] = {}
     for parameter in parameters:
         key, equals, value = parameter.partition("=")
@@ -151,15 +153,15 @@ def _check_options(dataset: str, options: Iterable[str], allowed: list[str]) -> 
 
 
 def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int:
-    """Return the index of an environment given by its name in tables, its folder's name, or its index.
+    """Return the index of an environment that is given by its name in tables, the name of its folder, or its index.
 
-    Names take precedence over numbers: "15" is the second environment of RotatedMNIST. Case, spaces and a percent sign
-    are ignored unless they distinguish two environments.
+    Names take precedence over indices: "15" is the second environment of RotatedMNIST. Case, spaces, hyphens inside of
+    names, underscores and a percent sign are ignored unless they distinguish two environments.
 
-    An integer that is the name of one environment and the number of another is an error.
+    An integer that is the name of one environment and the index of another raises an error.
 
     :param dataset: dataset or entry.
-    :param text: name or number.
+    :param text: name or index.
     """
     if isinstance(text, int):
         _check_number(dataset, text)
@@ -186,14 +188,14 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
         raise SandmaskError(f"{unknown} Its environments are 0 to {n - 1}.")
     extra = [name for name in dataset.domains if name not in dataset.environments]
     choices = closest(str(text), [*dataset.environments, *extra])
-    raise SandmaskError(f"{unknown} {choices} Or a number from 0 to {n - 1}.")
+    raise SandmaskError(f"{unknown} {choices} Or give a number from 0 to {n - 1}.")
 
 
 def double_meaning(dataset: Dataset | DatasetEntry, text: str | int) -> str | None:
-    """Return a note if this is the name of one environment and the number of another; None otherwise.
+    """Return a note if this is the name of one environment and the index of another; None otherwise.
 
     :param dataset: dataset or entry.
-    :param text: name or number.
+    :param text: name or index.
     """
     names, found = dataset.environments, resolve_environment(dataset, text)
     word = str(text).strip()
@@ -207,7 +209,7 @@ def double_meaning(dataset: Dataset | DatasetEntry, text: str | int) -> str | No
 
 
 def _check_number(dataset: Dataset | DatasetEntry, number: int) -> None:
-    """Raise for a number that is also another environment's name: a loop over `range(4)` with the names "1" to "4"."""
+    """Raise an error for an index that is also another environment's name, as "1" to "4" in a loop over range(4)."""
     names = dataset.environments
     if not 0 <= number < len(names) or str(number) not in (*names, *dataset.domains) or str(number) == names[number]:
         return

@@ -1,4 +1,4 @@
-"""Turn an extracted archive, whose content may be nested in other folders, into the folder of a dataset."""
+"""Turn an extracted archive, which may have its content in nested folders, into the folder of a dataset."""
 
 import hashlib
 import json
@@ -11,18 +11,18 @@ from sandmask.datasets._scan import find_folder, subfolders
 from sandmask.datasets.image_sets import DOMAIN_NET, LOCATIONS, TERRA_INCOGNITA
 from sandmask.errors import SandmaskError
 
-DEPTH = 4  # archives nest their content at most this deep
+DEPTH = 4  # largest depth of nested folders that are searched
 
 
 def move_domains(extracted: Path, target: Path, domains: Sequence[str]) -> str:
-    """Move each domain's folder to target/domain. Mirrors wrap them in differently named folders."""
+    """Move the folder of each domain to target/domain. The archives of mirrors have them in different folders."""
     target.mkdir(parents=True, exist_ok=True)
     for domain in domains:
         candidates = (find_folder(folder, [domain]) for folder in _folders(extracted))
         found = next((folder for folder in candidates if folder is not None and subfolders(folder)), None)
         if found is None:
             raise SandmaskError(
-                f"The archive holds no folder {domain!r} with one folder per class: it is not the dataset, "
+                f"The archive holds no folder {domain!r} with one folder per class. It is not the dataset, "
                 "or its layout has changed."
             )
         found.rename(target / domain)
@@ -38,16 +38,16 @@ def move_files(extracted: Path, target: Path, names: Sequence[str]) -> str:
 
 
 def move_folder(extracted: Path, target: Path, marker: str) -> str:
-    """Move the folder that has a file or folder named `marker`, with all in it."""
+    """Move the folder that contains a file or folder named `marker` to `target`."""
     found = next((folder for folder in _folders(extracted) if (folder / marker).exists()), None)
     if found is None:
-        raise SandmaskError(f"The archive holds no {marker!r}: it is not the dataset, or its layout has changed.")
+        raise SandmaskError(f"The archive holds no {marker!r}. It is not the dataset, or its layout has changed.")
     found.rename(target)
     return "as in the archive"
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """`root` and the folders under it, the shallow ones first."""
+    """Yield `root` and the folders under it, in order of their depth."""
     level = [root]
     for _ in range(DEPTH):
         yield from level
@@ -55,10 +55,10 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def prepare_domain_net(extracted: Path, target: Path) -> str:
-    """Gather the six domains in `target` and remove duplicates; say how many.
+    """Move the six domains to `target` and remove duplicate images. Return a note with their number.
 
-    DomainBed removes them by a list of names, this function by content: of files in one class folder with the same
-    bytes, the first by name stays.
+    DomainBed removes duplicates by a list of names. This function compares contents: of several files with the same
+    content in a class folder, it keeps the first one by name.
     """
     move_domains(extracted, target, DOMAIN_NET.domains)
     duplicates = [path for domain in subfolders(target) for kind in subfolders(domain) for path in repeated(kind)]
@@ -68,7 +68,7 @@ def prepare_domain_net(extracted: Path, target: Path) -> str:
 
 
 def repeated(folder: Path) -> list[Path]:
-    """Files whose bytes an earlier file (by name) of the same folder has already."""
+    """Return the files with the same content as an earlier file (by name) of the same folder."""
     by_size = defaultdict(list)  # only files of the same size need to be read
     for path in sorted(folder.iterdir()):
         if path.is_file():
@@ -88,10 +88,10 @@ def repeated(folder: Path) -> list[Path]:
 
 
 def prepare_terra_incognita(extracted: Path, target: Path) -> str:
-    """Sort the images of the four places and ten classes into target/location_N/class/; say what was done.
+    """Copy the images of the four places and ten classes to target/location_N/class/. Return a note.
 
-    The annotations are files of the COCO kind, which may overlap; all are read. An image with annotations of
-    several of the ten classes is put into each of them, as DomainBed does.
+    All annotation files are read. They are in COCO format and may overlap. As in DomainBed, an image with annotations
+    of several of the ten classes is copied to each of them.
     """
     by_name = {path.name: path for path in extracted.rglob("*.jpg")}
     placed = 0
@@ -119,7 +119,7 @@ def prepare_terra_incognita(extracted: Path, target: Path) -> str:
 
 
 def chosen_images(folder: Path) -> set[tuple[str, str, str]]:
-    """(location, class, file name) of what the set uses, from the JSON files under `folder`."""
+    """Return (location, class, file name) of the images to use, from the JSON files under `folder`."""
     chosen: set[tuple[str, str, str]] = set()
     for path in sorted(folder.rglob("*.json")):
         try:

@@ -1,4 +1,4 @@
-"""Find the data folder, its subfolders and their files, always in the same order."""
+"""Find the data folder, its subfolders and their files, in an order that does not depend on the file system."""
 
 import os
 from collections import deque
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sandmask.errors import SandmaskError
 
-HIDDEN = (".", "__")  # how the names of hidden folders begin, such as .git and __MACOSX
+HIDDEN = (".", "__")  # the names of hidden folders begin with these, such as .git and __MACOSX
 DATA_VARIABLE = "SANDMASK_DATA"
 SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff",
@@ -17,7 +17,7 @@ SUFFIXES = (
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file or folder that is not used, relative to the dataset's folder, and why."""
+    """A file or folder that is not used, as a path relative to the dataset's folder, and the reason."""
 
     path: str
     reason: str
@@ -32,11 +32,11 @@ class Listing:
 
 
 def list_files(root: Path, wanted: Callable[[str], bool] = lambda _: True) -> Listing:
-    """All visible files under `root`; of the folders directly in it, the `wanted` ones.
+    """List all visible files under `root`. `wanted` selects the folders directly in it by name.
 
-    Links are followed, unless their target has been read: a link to a folder above itself would otherwise repeat its
-    images, and copies of one image could be in the training and the test part. A file or folder is preferred over a
-    link to it.
+    Links are followed, unless their target has been read already. Otherwise, a link to a folder above it would repeat
+    images, and copies of an image could be in both the training and the validation split. A file or folder is preferred
+    over a link to it.
     """
     walk = _Walk(root)
     walk.visit("", os.path.realpath(root), wanted)
@@ -54,7 +54,7 @@ class _Walk:
     real: set[str] = field(default_factory=set)  # real paths of the files and folders that were read
 
     def visit(self, folder: str, real: str, wanted: Callable[[str], bool] = lambda _: True) -> None:
-        """Read a folder and the real folders in it; its links are put aside for later."""
+        """Read a folder and the folders in it. Links are collected, to be followed later."""
         waiting = [(folder, real)]
         while waiting:
             folder, real = waiting.pop()
@@ -90,7 +90,7 @@ class _Walk:
             self._add(path, target, is_file=Path(target).is_file())
 
     def _add(self, path: str, real: str, *, is_file: bool) -> None:
-        if not is_file:  # a pipe would be waited for
+        if not is_file:  # reading a pipe would wait forever
             self.left_out.append(LeftOut(path, "not a regular file"))
         elif real in self.real:
             self.left_out.append(LeftOut(path, "read already through a link"))
@@ -110,7 +110,8 @@ def _entries(folder: Path, real: str) -> list["os.DirEntry[str]"]:
 def data_folder(data_dir: str | Path | None = None) -> Path:
     """Return the folder of the datasets.
 
-    It is `data_dir`, else $SANDMASK_DATA, else ./data if it exists, else ~/.cache/sandmask/data.
+    It is `data_dir` if given, otherwise $SANDMASK_DATA if set, otherwise ./data if it exists, and otherwise
+    ~/.cache/sandmask/data.
 
     :param data_dir: folder that takes precedence.
     """
@@ -124,12 +125,12 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
 
 
 def plain(name: str) -> str:
-    """A folder name without case, spaces, hyphens and underscores: "realworld" of "Real World" and "real_world"."""
+    """Simplify a folder name for comparisons: "Real World" and "real_world" become "realworld"."""
     return "".join(letter for letter in name.lower() if letter not in " -_")
 
 
 def find_folder(parent: Path, names: Iterable[str]) -> Path | None:
-    """The subfolder that has one of `names`: exactly, or else up to case, spaces and underscores."""
+    """Return the subfolder with one of `names`. If there is none, case, spaces, hyphens and underscores are ignored."""
     if not parent.is_dir():
         return None
     wanted = list(names)
@@ -142,10 +143,10 @@ def find_folder(parent: Path, names: Iterable[str]) -> Path | None:
 
 
 def is_image(path: str) -> bool:
-    """Whether a file's name ends like an image's."""
+    """Whether a file's name has the ending of an image."""
     return path.lower().endswith(SUFFIXES)
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The visible subfolders, in alphabetical order."""
+    """Return the visible subfolders, in alphabetical order."""
     return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(HIDDEN))

@@ -1,4 +1,4 @@
-"""Decoded images of a dataset: several threads read them ahead, and they are kept in memory or on the device."""
+"""Decode the images of a dataset ahead in several threads, and keep them in memory or on the device."""
 
 import math
 import os
@@ -20,19 +20,19 @@ from sandmask.datasets._tree import ImageTree
 CacheMode = Literal["auto", "device", "memory", "none"]
 CACHE_MODES: tuple[CacheMode, ...] = ("auto", "device", "memory", "none")
 
-MEMORY_SHARE = 0.6  # of the memory that is free
+MEMORY_SHARE = 0.6  # share of the free memory that images may use
 FALLBACK = 8 * 2**30  # bytes that are assumed to be free if the system does not say
-DEVICE_SHARE = 0.4  # of the GPU memory that is free: the network needs the rest
-CHECK_BLOCK = 256  # images that are checked between two reports of progress
-FILL_BLOCK = 64  # images per batch when the cache on the device is filled
+DEVICE_SHARE = 0.4  # share of the free GPU memory that images may use; the network needs the rest
+CHECK_BLOCK = 256  # number of images that are checked between two reports of progress
+FILL_BLOCK = 64  # number of images per batch when the cache on the device is filled
 
 T = TypeVar("T")
 
 
 def place_cache(mode: CacheMode, n_bytes: int, device: torch.device) -> CacheMode:
-    """Resolve "auto" for images of this size: "device" if they fit, else "memory", else "none".
+    """Return the place where images are kept. "auto" means "device" if `n_bytes` fit there, else "memory", else "none".
 
-    On the CPU, "device" and "memory" are the same and are called "memory".
+    On the CPU, "device" means "memory".
     """
     if mode == "device" and device.type == "cpu":
         return "memory"
@@ -52,17 +52,17 @@ class Stored(NamedTuple):
 
     @classmethod
     def empty(cls, n: int, size: int, **where: Any) -> "Stored":
-        """Room for `n` images; `where` are arguments of `torch.empty`."""
-        with torch.inference_mode(mode=False):  # which holds for one thread: others could not write to its tensors
+        """Return memory for `n` images. `where` are arguments of `torch.empty`."""
+        with torch.inference_mode(mode=False):  # other threads cannot write to inference tensors
             return cls(torch.empty(n, size, size, 3, dtype=torch.uint8, **where), torch.empty(n, **where))
 
     def to(self, device: torch.device) -> "Stored":
-        """These images on `device`; copied from pinned memory without waiting."""
+        """Return these images on `device`. Pinned memory is copied without waiting."""
         return Stored(self.pixels.to(device, non_blocking=True), self.aspects.to(device, non_blocking=True))
 
 
 class _Kept(NamedTuple):
-    """Decoded images by number, and which of them have been decoded."""
+    """The decoded images by index, and which of them have been decoded."""
 
     images: Stored
     filled: bytearray  # [N]
@@ -77,7 +77,7 @@ class Reading:
         self._stop = stop
 
     def result(self) -> Stored:
-        """Wait for the batch. The first error of a reader is raised here, when all readers have ended."""
+        """Wait for the batch and return it. When all readers have ended, the first error of a reader is raised."""
         try:
             wait(self._parts)
         except BaseException:
@@ -95,9 +95,9 @@ class Reading:
 
 
 class ImageStore:
-    """Reads images by number, and keeps them if they fit into memory. Decoding runs outside Python's lock, in threads.
+    """Reads images by index, and keeps them if they fit into memory. Threads decode without holding Python's lock.
 
-    The threads start with the first read and end with the store: by garbage collection, by `close`, or at exit.
+    The threads start with the first read. They end with the store: by garbage collection, by `close`, or at exit.
     """
 
     def __init__(self, tree: ImageTree, size: int, *, workers: int | None = None, cache: CacheMode = "auto") -> None:
@@ -112,7 +112,7 @@ class ImageStore:
         self._pool_process = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickled without threads and images: the other process decodes for itself."""
+        """Return the state without threads and images, so that another process decodes images itself."""
         return {**vars(self), "_kept": None, "_pool": None}
 
     def start(
@@ -123,10 +123,10 @@ class ImageStore:
         keep: bool = True,
         ready: Callable[[], None] | None = None,
     ) -> Reading:
-        """Begin to read the images with these numbers ([n], on the CPU).
+        """Start to read the images with these indices ([n], on the CPU).
 
-        `pin` uses pinned memory for the batch. `keep=False` is for images that are read once, even if the store keeps
-        others. The readers call `ready` before they read `indices`.
+        `pin` uses pinned memory for the batch. `keep=False` is for images that are read only once; they are not kept
+        even if the store keeps others. The readers call `ready` before they read `indices`.
         """
         n = len(indices)
         batch = Stored.empty(n, self.size, pin_memory=pin)
@@ -141,7 +141,7 @@ class ImageStore:
             numbers = indices[part].tolist()
             kept = self._kept
             if kept is not None and all(kept.filled[number] for number in numbers):
-                # In one call: each needs Python's lock, which the thread that trains wants too.
+                # A single call, because each call needs Python's lock, which the training thread needs, too.
                 for source, target in zip(kept.images, batch, strict=True):
                     np.take(source.numpy(), numbers, axis=0, out=target[part].numpy(), mode="wrap")
                 return
@@ -162,9 +162,10 @@ class ImageStore:
         progress: Callable[[int, int], None] = lambda _done, _total: None,
         among: slice = slice(None),
     ) -> list[tuple[int, CorruptImageError]]:
-        """Decode every image, or those `among` all, and return (number, error) of those that cannot be decoded.
+        """Decode every image, and return (index, error) for those that cannot be decoded.
 
-        With `keep`, the others are kept if the store keeps images. `progress` gets the images done and in all.
+        With `keep`, the others are kept if the store keeps images. `among` selects the images to decode. `progress` is
+        called with the number of images done and the number of images to decode.
         """
         keep = keep and self.keep
         if keep:
@@ -194,11 +195,11 @@ class ImageStore:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def forget(self) -> None:
-        """Free the images in memory, once they are on the device."""
+        """Free the images in memory, after they were copied to the device."""
         self._kept = None
 
     def _reserve(self) -> None:
-        if self._kept is None:  # pages are taken from the system as images are written to them
+        if self._kept is None:  # the system provides memory only when images are written
             n = len(self.tree.paths)
             self._kept = _Kept(Stored.empty(n, self.size), bytearray(n))
 
@@ -208,7 +209,7 @@ class ImageStore:
             return kept.images.pixels[index], kept.images.aspects[index]
         pixels, aspect = decode(self.tree.path(index), self.size, self.tree.content(index))
         if keep and kept is not None:
-            # Two threads may write the same image at once: the same bytes, so no harm.
+            # Two threads may write the same image at the same time. They write the same bytes.
             kept.images.pixels[index] = pixels
             kept.images.aspects[index] = aspect
             kept.filled[index] = 1
@@ -223,7 +224,7 @@ class ImageStore:
 
 
 class Feed:
-    """Images of a store on a device. Where they are kept is decided here, once."""
+    """Provides the images of a store on a device. It decides once where they are kept."""
 
     def __init__(self, store: ImageStore, device: torch.device) -> None:
         self.store = store
@@ -234,7 +235,7 @@ class Feed:
         self._copies: torch.cuda.Stream | None = None
 
     def fetch(self, indices: Tensor) -> Stored:
-        """The images with these numbers, in order of the flattened `indices`."""
+        """Return the images with these indices, in the order of the flattened `indices`."""
         if self.place == "device":
             images = self._on_device()
             flat = indices.to(self.device).reshape(-1)
@@ -242,7 +243,7 @@ class Feed:
         return self._arrived(self._start(indices).result())
 
     def fetch_ahead(self, requests: Iterable[tuple[Tensor, T]], depth: int) -> Iterator[tuple[Stored, T]]:
-        """Serve (indices, anything) in turn; up to `depth` requests are decoded while the caller computes."""
+        """Yield (images, tag) for each (indices, tag). Up to `depth` requests are decoded while the caller computes."""
         if self.place == "device":
             for indices, tag in requests:
                 yield self.fetch(indices), tag
@@ -254,7 +255,7 @@ class Feed:
         pin = self.device.type == "cuda"
         if numbers.device.type == "cpu":
             return self.store.start(numbers, pin=pin, keep=keep)
-        # The readers wait until the numbers have arrived from the device; the caller does not.
+        # The readers, but not the caller, wait until the indices have arrived from the device.
         here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=pin)
         here.copy_(numbers, non_blocking=True)
         arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -272,7 +273,7 @@ class Feed:
                     yield self._next(waiting)
             while waiting:
                 yield self._next(waiting)
-        finally:  # also when the caller stops early, is interrupted, or forgets the iterator
+        finally:  # also if the caller stops early, is interrupted, or drops the iterator
             for reading, _ in waiting:
                 reading.cancel()
 
@@ -283,7 +284,7 @@ class Feed:
         return batch, tag
 
     def _arrived(self, batch: Stored) -> Stored:
-        """The batch on the device. A GPU copies it while it computes what it was given before."""
+        """Return the batch on the device. A GPU copies it while it computes earlier work."""
         if self.device.type != "cuda":
             return batch.to(self.device)
         if self._copies is None:
@@ -293,11 +294,11 @@ class Feed:
             moved = batch.to(self.device)
         current.wait_stream(self._copies)
         for tensor in moved:
-            tensor.record_stream(current)  # its memory belongs to the other stream, and should outlive its use here
+            tensor.record_stream(current)  # its memory belongs to the other stream, and is needed in this one
         return moved
 
     def _on_device(self) -> Stored:
-        """All images; decoded at the first call."""
+        """Return all images on the device. The first call decodes them."""
         if self._all is None:
             n = len(self.store.tree.paths)
             images = Stored.empty(n, self.store.size, device=self.device)

@@ -13,11 +13,11 @@ from sandmask._text import counted
 from sandmask.datasets._scan import SUFFIXES, LeftOut, Listing, find_folder, is_image, list_files, subfolders
 from sandmask.errors import SandmaskError
 
-RANDOM, IN, OUT = -1, 0, 1  # the split of an example; RANDOM is by the trial's seed
+RANDOM, IN, OUT = -1, 0, 1  # the split of an example; RANDOM depends on the trial's seed
 
 
 class Row(NamedTuple):
-    """An image, its class and its domain, and how it is split."""
+    """An image with its class, domain and split."""
 
     path: str  # relative to the dataset's folder
     label: str
@@ -29,8 +29,8 @@ class Row(NamedTuple):
 class Listed:
     """The rows of a table, in the order in which examples are numbered within a domain.
 
-    `read` reads an image by its path, if images are not files; `left_out` are the rows that are not used; `domains` is
-    the order of the domains, if the table has one.
+    `read` reads an image by its path, if images are not files. `left_out` has the rows that are not used. `domains` is
+    the order of the domains, if the table defines one.
     """
 
     rows: Sequence[Row]
@@ -41,7 +41,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class ImageTree:
-    """Numbered images: ordered by domain, in a folder also by class and then by file name."""
+    """The images of a dataset, ordered by domain, and in folders also by class and file name."""
 
     root: Path
     domains: tuple[str, ...]  # folder names
@@ -54,15 +54,15 @@ class ImageTree:
     read: Callable[[str], bytes] | None = None  # reads an image by its path, if images are not files
 
     def path(self, index: int) -> Path:
-        """The file of an image, or its name in messages."""
+        """Return the path of an image. If it is not a file, the path is only used in messages."""
         return self.root / self.paths[index]
 
     def content(self, index: int) -> bytes | None:
-        """The bytes of an image that is not a file."""
+        """Return the bytes of an image that is not a file, or None for a file."""
         return None if self.read is None else self.read(self.paths[index])
 
     def without(self, dropped: Sequence[int], reason: str = "dropped") -> "ImageTree":
-        """The tree without some images; the others are renumbered."""
+        """Return a tree without some images. The others have new indices."""
         keep = torch.ones(len(self.paths), dtype=torch.bool)
         keep[torch.tensor(dropped, dtype=torch.int64)] = False
         kept_before = torch.cat([torch.zeros(1, dtype=torch.int64), keep.cumsum(0)])
@@ -87,8 +87,8 @@ def scan_images(
     """Find the images under a folder root/domain/class/.
 
     :param root: the folder.
-    :param domains: names of the domain folders; all subfolders in alphabetical order if not given.
-    :param classes: names of the class folders; all if not given.
+    :param domains: names of the domain folders; if not given, all subfolders in alphabetical order.
+    :param classes: names of the class folders; if not given, all in alphabetical order.
     :param allow_missing_classes: accept domains that lack a class.
     :param listing: files under `root`, if they have been listed already.
     """
@@ -107,13 +107,13 @@ def scan_images(
             )
     classes = tuple(classes) or tuple(sorted({row.label for row in rows}))
     place = {name: number for number, name in enumerate(classes)}
-    rows.sort(key=lambda row: place.get(row.label, -1))  # stable: within a class, files stay in alphabetical order
+    rows.sort(key=lambda row: place.get(row.label, -1))  # stable, so files of a class stay in alphabetical order
     listed = Listed(rows, left_out=tuple(left_out))
     return tree_of_rows(root, listed, root, folders, classes, allow_missing_classes=allow_missing_classes)
 
 
 def sort_images(listing: Listing) -> tuple[list[Row], list[LeftOut]]:
-    """The images in folders domain/class, in alphabetical order, and all files that are not used."""
+    """Return the images in folders domain/class, in alphabetical order, and all files that are not used."""
     rows: list[Row] = []
     # Of hidden files, only images are reported.
     left_out = [each for each in listing.left_out if each.reason != "hidden" or is_image(each.path)]
@@ -138,18 +138,21 @@ def tree_of_rows(
     *,
     allow_missing_classes: bool = False,
 ) -> ImageTree:
-    """The images in the rows of a table. Without `domains` (or `classes`), those of the rows in alphabetical order.
+    """Return the images that the rows of a table list.
 
     :param root: the folder that the rows' paths are relative to.
     :param listed: the rows.
     :param name: the name of the table in messages.
+    :param domains: names of the domains; if not given, those of the rows, in the table's or in alphabetical order.
+    :param classes: names of the classes; if not given, those of the rows, in alphabetical order.
+    :param allow_missing_classes: accept domains that lack a class.
     """
     domains = tuple(domains) or listed.domains or tuple(sorted({row.domain for row in listed.rows}))
     classes = tuple(classes) or tuple(sorted({row.label for row in listed.rows}))
     _check(listed, Path(name), domains, classes, allow_missing_classes)
     place = {domain: number for number, domain in enumerate(domains)}
     label = {each: number for number, each in enumerate(classes)}
-    rows = sorted(listed.rows, key=lambda row: place[row.domain])  # stable: within a domain, rows stay in order
+    rows = sorted(listed.rows, key=lambda row: place[row.domain])  # stable, so rows of a domain stay in order
     sizes = Counter(row.domain for row in rows)
     is_split = any(row.split != RANDOM for row in rows)
     return ImageTree(
@@ -166,10 +169,10 @@ def tree_of_rows(
 
 
 def domain_folders(root: Path, domains: Sequence[str] = ()) -> tuple[str, ...]:
-    """The names of the folders of these domains; without `domains`, of all subfolders in alphabetical order."""
+    """Return the names of the folders of `domains`; if not given, of all subfolders in alphabetical order."""
     if not root.is_dir():
         raise SandmaskError(
-            f"There is no folder {root}. It should hold one folder per domain, each with one per class."
+            f"There is no folder {root}. It should hold one folder per domain, each with one folder per class."
         )
     there = tuple(folder.name for folder in subfolders(root))
     if not domains:
@@ -181,7 +184,7 @@ def domain_folders(root: Path, domains: Sequence[str] = ()) -> tuple[str, ...]:
         folder = find_folder(root, [domain])
         if folder is None:
             raise SandmaskError(
-                f"{root / domain} is missing: the folder of the domain {domain!r}. "
+                f"{root / domain} is missing, which is the folder of the domain {domain!r}. "
                 f"{root} holds: {', '.join(there) or 'no folders'}."
             )
         chosen.append(folder.name)
@@ -191,11 +194,11 @@ def domain_folders(root: Path, domains: Sequence[str] = ()) -> tuple[str, ...]:
 def _check(
     listed: Listed, name: Path, domains: tuple[str, ...], classes: tuple[str, ...], allow_missing_classes: bool
 ) -> None:
-    """Raise unless the rows are of these domains and classes, and all of these have rows."""
+    """Raise an error if rows have other domains or classes, or if a domain or class has no rows."""
     there = {(row.domain, row.label) for row in listed.rows}
     for domain, label in sorted(there):
         if domain not in domains:
-            raise SandmaskError(f"{name}: unknown domain {domain!r}. There should be: {', '.join(domains)}.")
+            raise SandmaskError(f"{name}: unknown domain {domain!r}. Its domains: {', '.join(domains)}.")
         if label not in classes:
             raise SandmaskError(
                 f"{name / domain / label} is not a class of this dataset. Its classes: {', '.join(classes)}."
@@ -214,6 +217,6 @@ def _check(
 
 
 def _example(left_out: Sequence[LeftOut], folder: str) -> str:
-    """A sentence with an example of an unused file in a folder."""
+    """Return a sentence with an example of an unused file in a folder."""
     inside = [each for each in left_out if f"{each.path}/".startswith(f"{folder}/")]
     return f" Left out there: {inside[0].path} ({inside[0].reason})." if inside else ""

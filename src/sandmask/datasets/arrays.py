@@ -3,7 +3,7 @@
     np.savez("patients.npz", inputs=inputs, **{"class": diagnoses, "domain": hospitals})
 
 `inputs` has the shape [N, ...]; `class` and `domain` have N names or whole numbers. `split` is optional and has "train"
-or "val", as in a manifest. Other names of the arrays follow the file's name: `patients.npz:class=diagnosis`.
+or "val", as in a manifest. If arrays have other names, these follow the file's name: `patients.npz:class=diagnosis`.
 """
 
 import hashlib
@@ -31,22 +31,22 @@ NEEDED = "The file should have the arrays `inputs`, `class` and `domain`, each w
 
 
 def recognizes(source: str) -> bool:
-    """Whether a path is that of an .npz file rather than of a folder."""
+    """Whether this is the path of an .npz file, and not of a folder."""
     return source.lower().endswith(SUFFIX) and not os.path.isdir(source)  # noqa: PTH112 - never raises
 
 
 def absolute(source: str) -> str:
-    """The file's absolute path."""
-    return os.path.abspath(source)  # noqa: PTH100 - a link stays one
+    """Return the absolute path of a file."""
+    return os.path.abspath(Path(source).expanduser())  # noqa: PTH100 - a link stays one
 
 
 def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
-    """A registry entry for the arrays of a file.
+    """Return a registry entry for the arrays of a file.
 
-    Its name is the file's name and an id of the arrays, such as `patients-3f2a9c51`.
+    The name of the entry is the name of the file and a hash of the arrays, such as `patients-3f2a9c51`.
 
     :param source: path of an .npz file.
-    :param options: the file's names of the arrays, such as {"class": "diagnosis"}.
+    :param options: names of the arrays in the file, such as {"class": "diagnosis"}.
     """
     arrays = _Arrays.of(Path(source), options)
     return DatasetEntry(
@@ -64,7 +64,7 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
 @dataclass(frozen=True)
 class _Arrays:
     file: Path
-    own: dict[str, str]  # the file's names of the arrays that it has
+    own: dict[str, str]  # the names in the file of the arrays that it has
 
     @classmethod
     def of(cls, file: Path, options: Mapping[str, str]) -> "_Arrays":
@@ -83,20 +83,20 @@ class _Arrays:
         return cls(file, {name: given for name, given in own.items() if given in there})
 
     def read(self, name: str) -> NDArray[Any]:
-        """One of the arrays."""
+        """Return one of the arrays."""
         with _opened(self.file) as archive:
-            return np.asarray(archive[self.own[name]])  # bytes, if it is a file of another kind
+            return np.asarray(archive[self.own[name]])  # `archive` returns bytes if the member is not an array
 
     def inputs(self) -> NDArray[Any]:
-        """The inputs, [N, ...], as uint8 or float32."""
+        """Return the inputs [N, ...] as uint8 or float32."""
         array = self.read("inputs")
         if array.ndim < 2 or not len(array) or array.dtype.kind not in "fiub":
             raise self._error("inputs", "should have numbers, of shape [N, ...]", array)
-        with np.errstate(over="ignore"):  # too large for float32: infinite, which is an error of its own
+        with np.errstate(over="ignore"):  # numbers too large for float32 become inf, which raises an error later
             return array if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
 
     def names(self, name: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """The different names in an array, in order, and the number of each row's [N]."""
+        """Return the different names in an array, in order, and for each row the index of its name [N]."""
         array = self.read(name)
         if array.ndim != 1 or array.dtype.kind not in "Uiub":
             raise self._error(name, "should have one name or whole number for each example, of shape [N]", array)
@@ -107,7 +107,7 @@ class _Arrays:
         return texts, numbers
 
     def load(self) -> TensorDataset:
-        """The dataset."""
+        """Return the dataset."""
         inputs, (environments, domains), (classes, labels) = self.inputs(), self.names("domain"), self.names("class")
         for name, numbers in (("domain", domains), ("class", labels)):
             if len(numbers) != len(inputs):
@@ -136,7 +136,7 @@ class _Arrays:
         return [SPLITS[word.lower()] for word in array.tolist()]
 
     def name(self) -> str:
-        """The file's name and a hash of the checksums of the arrays. Copies of a file have the same."""
+        """Return the file's name with a hash of the checksums of the arrays, which is the same for copies of a file."""
         with zipfile.ZipFile(self.file) as archive:
             found = {info.filename.removesuffix(".npy"): (info.CRC, info.file_size) for info in archive.infolist()}
         text = "".join(f"{name} {found[given]}\0" for name, given in sorted(self.own.items()))
@@ -149,7 +149,7 @@ class _Arrays:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """Open an .npz file. What cannot be read raises an error that names it."""
+    """Open an .npz file. An error while it is read is raised as an error that names the file."""
     try:
         if not zipfile.is_zipfile(file):
             raise ValueError("it is not an archive of arrays from np.savez")

@@ -1,4 +1,4 @@
-"""Tiny generated datasets that any method learns in seconds: for tests, and to try a new algorithm."""
+"""Tiny generated datasets for tests and for new algorithms. Every method learns them in seconds."""
 
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ EXAMPLES = 64
 
 
 def _environment(number: int, shape: tuple[int, ...], n_classes: int) -> tuple[Tensor, Tensor]:
-    """Noise around a pattern of the class, shifted by a pattern of the environment."""
+    """Generate examples: a pattern of the class, plus a shift of the environment, plus noise."""
     patterns = RandomState(0).standard_normal((n_classes, *shape))  # shared by all environments
     draws = RandomState(1 + number)
     shift = 0.3 * draws.standard_normal(shape)
@@ -29,7 +29,7 @@ def _load(
     n_classes: int,
     data_dir: Path | None = None,  # noqa: ARG001 - it is generated
 ) -> TensorDataset:
-    """Three environments of 64 examples."""
+    """Generate three environments of 64 examples."""
     parts = [_environment(e, shape, n_classes) for e in range(len(ENVIRONMENTS))]
     return TensorDataset(name, ENVIRONMENTS, tuple(map(str, range(n_classes))), parts)
 

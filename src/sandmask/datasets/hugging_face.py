@@ -29,24 +29,24 @@ OPTIONS = (*COLUMNS, "split", "config")
 
 
 def recognizes(source: str) -> bool:
-    """Whether this names a Hugging Face dataset: by the prefix, or as a folder that `save_to_disk` wrote."""
+    """Whether this names a Hugging Face dataset: with the prefix, or as a folder that `save_to_disk` wrote."""
     return source.startswith(PREFIX) or _is_saved(source)
 
 
 def absolute(source: str) -> str:
-    """The name with an absolute path, if it is that of files on this machine."""
+    """Return the name of a dataset, with an absolute path if it names files on this machine."""
     name = source.removeprefix(PREFIX)
     return f"{PREFIX}{os.path.abspath(name) if _is_here(name) else name}"  # noqa: PTH100 - a link stays one
 
 
 def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
-    """A registry entry for the images of a Hugging Face dataset.
+    """Return a registry entry for the images of a Hugging Face dataset.
 
-    Its name is the dataset's and an id of its rows, such as `pacs-3f2a9c51`.
+    The name of the entry is the name of the dataset and a hash of its rows, such as `pacs-3f2a9c51`.
 
     :param source: "hf:" and a name on the Hub, a folder or a Parquet file; or a folder that `save_to_disk` wrote.
-    :param options: names of the columns `image`, `label` and `domain`; `split`, if there are several, as in
-        "train+test"; `config`, if there are several.
+    :param options: names of the columns `image`, `label` and `domain`; `split` if there are several splits, as in
+        "train+test"; `config` if there are several configurations.
     """
     if find_spec("datasets") is None:
         raise SandmaskError(f"{source} needs the package `datasets`: install sandmask[huggingface].")
@@ -74,16 +74,16 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
 
 
 def _content(rows: "Rows", column: str, name: str) -> bytes:
-    """Read an encoded image by the name of its row, such as "row 7"."""
+    """Return an encoded image, given the name of its row, such as "row 7"."""
     found: dict[str, Any] | None = rows[int(name.removeprefix("row "))][column]
     if found is None:
-        return b""  # which cannot be decoded, and is reported so
+        return b""  # cannot be decoded, which is reported
     content: bytes = Path(found["path"]).read_bytes() if found["bytes"] is None else found["bytes"]
     return content
 
 
 def _images(text: str, rows: "Rows", column: str) -> "Rows":
-    """The images in a column, which may also hold bytes or paths. They are read from the disk when needed."""
+    """Return a column of images. It may have images, bytes or paths, which are read from the disk when needed."""
     from datasets import Image
 
     try:
@@ -94,7 +94,7 @@ def _images(text: str, rows: "Rows", column: str) -> "Rows":
 
 
 def _load(source: str, split: str | None, config: str | None) -> "Rows":
-    """The rows of the only split, or of the requested ones."""
+    """Return the rows of the only split, or of the requested splits."""
     from datasets import DatasetDict, concatenate_datasets
 
     found = _open(source, config)
@@ -106,8 +106,8 @@ def _load(source: str, split: str | None, config: str | None) -> "Rows":
             raise SandmaskError(f"{PREFIX}{source} has no split {name!r}. {closest(name, list(found))}")
     if split is None and len(wanted) > 1:
         raise SandmaskError(
-            f"{PREFIX}{source} has several splits: {', '.join(found)}. Choose with {PREFIX}{source}:split={wanted[0]}, "
-            f"or take several: split={'+'.join(wanted)}"
+            f"{PREFIX}{source} has several splits: {', '.join(found)}. Choose one with "
+            f"{PREFIX}{source}:split={wanted[0]}, or several with split={'+'.join(wanted)}"
         )
     return concatenate_datasets([found[name] for name in wanted])
 
@@ -134,7 +134,7 @@ def _open(source: str, config: str | None) -> Any:
                     f"{PREFIX}{source} {reason}. Give the name of a dataset, or a folder that `save_to_disk` wrote on "
                     f"a connected machine: {PREFIX}FOLDER"
                 ) from error
-    except IndexError as error:  # of `load_from_disk`
+    except IndexError as error:  # raised by `load_from_disk`
         raise SandmaskError(f"{PREFIX}{source} has no rows.") from error
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, SandmaskError):
@@ -145,7 +145,7 @@ def _open(source: str, config: str | None) -> Any:
 
 
 def _is_here(source: str) -> bool:
-    return os.path.exists(source)  # noqa: PTH110 - false for what cannot be a path
+    return os.path.exists(source)  # noqa: PTH110 - False for names that cannot be paths
 
 
 def _is_saved(source: str) -> bool:
@@ -163,7 +163,7 @@ def _column(text: str, rows: "Rows", name: str, own: str) -> str:
 
 
 def _names(text: str, rows: "Rows", column: str) -> tuple[tuple[str, ...], list[str]]:
-    """The different values of a column as text, in order, and that of each row."""
+    """Return the different values of a column as text, in order, and the value of each row."""
     values: list[Any] = list(rows[column])
     for missing in (None, ""):
         if missing in values:
@@ -181,7 +181,7 @@ def _names(text: str, rows: "Rows", column: str) -> tuple[tuple[str, ...], list[
 
 
 def _rows_id(rows: Sequence[Row], read: Callable[[str], bytes]) -> str:
-    """A hash of the classes and domains of all rows, and of the images of some."""
+    """Return a hash of the classes and domains of all rows, and of some images."""
     total = hashlib.sha256()
     for row in rows:
         total.update(f"{row.label}\0{row.domain}\0".encode(errors="surrogateescape"))

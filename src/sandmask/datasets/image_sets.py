@@ -1,11 +1,11 @@
-"""Image datasets of DomainBed in folders domain/class: their folders, domains and classes, and loading.
+"""The image datasets of DomainBed that have folders domain/class, and registry entries for a user's own images.
 
 - VLCS: photographs from four collections (Fang, Xu and Rockmore, ICCV 2013).
 - PACS: photographs, art, cartoons and sketches (Li et al., "Deeper, broader and artier", ICCV 2017).
 - OfficeHome: everyday objects in four styles (Venkateswara et al., CVPR 2017).
-- TerraIncognita: animals before camera traps at four places (Beery, Van Horn and Perona, ECCV 2018).
+- TerraIncognita: animals in front of camera traps at four places (Beery, Van Horn and Perona, ECCV 2018).
 - DomainNet: 345 kinds of objects in six styles (Peng et al., "Moment matching", ICCV 2019).
-- SVIRO: seats of ten cars, rendered (Dias Da Cruz et al., "SVIRO", WACV 2020), in the authors' archive for DomainBed.
+- SVIRO: rendered seats of ten cars (Dias Da Cruz et al., "SVIRO", WACV 2020), from the authors' archive for DomainBed.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from sandmask.errors import SandmaskError
 
 NETWORK = "resnet50.tv_in1k"
 INPUT_SHAPE = (3, 224, 224)
-SAMPLED_FILES, SAMPLED_BYTES = 32, 2**20  # contents that are part of an id, because files may all have one size
+SAMPLED_FILES, SAMPLED_BYTES = 32, 2**20  # contents that are part of an id, because all files may have the same size
 
 
 @dataclass(frozen=True)
@@ -33,29 +33,29 @@ class ImageSet:
     """The fixed properties of an image dataset."""
 
     name: str
-    folder: str  # in the data folder
+    folder: str  # name of its folder in the data folder
     environments: tuple[str, ...]  # column names of the paper's tables
     domains: tuple[str, ...]  # folder names, in the same order
     description: str = ""
-    n_classes: int | None = None  # None: any number
-    classes: tuple[str, ...] = ()  # empty: the names of the class folders
+    n_classes: int | None = None  # None means any number
+    classes: tuple[str, ...] = ()  # if empty, the names of the class folders
     sparse: bool = False  # whether a domain may lack a class
-    root: Path | None = None  # where the folder is, if not in the data folder
+    root: Path | None = None  # the folder, if it is not in the data folder
     listing: Listing | None = None  # its files, if they have been listed already
     table: Callable[[Path], Listed] | None = None  # lists its images, if they are not in folders domain/class
-    layout: str = ""  # of the folder, for messages, if it is not domain/class
-    source: str = ""  # name of its download, if it is another one
+    layout: str = ""  # layout of the folder in messages, if it is not domain/class
+    source: str = ""  # name of its download, if it differs from `name`
     checkpoint_every: int = 300
     report_envs: tuple[int, ...] | None = None  # see `DatasetEntry`
 
     def find(self, data_dir: Path | None = None) -> Path | None:
-        """The folder of the set, or None."""
+        """Return the folder of the dataset, or None."""
         if self.root is not None:
             return self.root
         return find_folder(data_folder(data_dir), (self.folder, self.name))
 
     def scan(self, data_dir: Path | None = None, *, allow_missing_classes: bool = False) -> ImageTree:
-        """The images of the set, checked to be complete in domains and classes."""
+        """Return the images of the dataset. Raise an error if a domain or a class is missing."""
         root = self.find(data_dir)
         if root is None:
             layout = self.layout or f"{', '.join(self.domains)}, each with one folder per class"
@@ -75,8 +75,8 @@ class ImageSet:
             )
         if self.n_classes not in (None, len(tree.classes)):
             raise SandmaskError(
-                f"{root} holds {len(tree.classes)} classes, and {self.name} has {self.n_classes}: something "
-                "is missing or does not belong there."
+                f"{root} holds {len(tree.classes)} classes, and {self.name} has {self.n_classes}. A class folder is "
+                "missing, or another folder does not belong there."
             )
         return tree
 
@@ -93,7 +93,7 @@ class ImageSet:
         skip_corrupt: bool = False,
         allow_missing_classes: bool = False,
     ) -> ImageDataset:
-        """The dataset; see `ImageDataset` for the options."""
+        """Load the dataset. See `ImageDataset` for the options."""
         return ImageDataset(
             self.name,
             self.scan(data_dir, allow_missing_classes=allow_missing_classes),
@@ -108,7 +108,7 @@ class ImageSet:
         )
 
     def entry(self) -> DatasetEntry:
-        """The set as listed in the registry."""
+        """Return the entry of the dataset in the registry."""
         return DatasetEntry(
             name=self.name,
             description=self.description,
@@ -125,9 +125,10 @@ class ImageSet:
 
 
 def folder_entry(root: Path) -> DatasetEntry:
-    """A registry entry for a user's own folder root/domain/class/*.jpg: its subfolders are the environments.
+    """Return a registry entry for a user's own folder root/domain/class/*.jpg, whose subfolders are the environments.
 
-    Its name is the folder's name and an id of its images, such as `photos-3f2a9c51`, which does not depend on its path.
+    The name of the entry is the name of the folder and a hash of its images, such as `photos-3f2a9c51`. It does not
+    depend on the path of the folder.
     """
     root = root.expanduser().resolve()
     domains = domain_folders(root)
@@ -138,20 +139,20 @@ def folder_entry(root: Path) -> DatasetEntry:
 
 
 def own_entry(stem: str, number: str, domains: tuple[str, ...], **fields: Any) -> DatasetEntry:
-    """A registry entry for a user's own images, named after their folder or file and an id of their content."""
+    """Return a registry entry for a user's own images. See `own_name` for its name."""
     return ImageSet(own_name(stem, number), stem, domains, domains, **fields).entry()
 
 
 def own_name(stem: str, number: str) -> str:
-    """The name of a user's own data: that of their folder or file, and an id of their content."""
+    """Return the name of a user's own data: the name of the folder or file, and a hash of the content."""
     stem = "".join(letter if letter.isprintable() else "_" for letter in stem) or "images"
     return f"{stem}-{number}"
 
 
 def content_id(root: Path, paths: Sequence[str], labels: bytes = b"") -> str:
-    """A hash of the images' names and sizes, the contents of some, and `labels`. Copies of a folder have the same."""
+    """Return a hash of the names and sizes of images, the contents of some, and `labels`, which is equal for copies."""
     total = hashlib.sha256(labels)
-    ordered = sorted((unicodedata.normalize("NFC", path), path) for path in paths)  # systems spell names differently
+    ordered = sorted((unicodedata.normalize("NFC", path), path) for path in paths)  # systems encode names differently
     every = max(1, len(ordered) // SAMPLED_FILES)
     for number, (spelled, path) in enumerate(ordered):
         try:
@@ -193,7 +194,7 @@ OFFICE_HOME = ImageSet(
 LOCATIONS = ("100", "38", "43", "46")
 TERRA_INCOGNITA = ImageSet(
     name="TerraIncognita",
-    description="Ten kinds of animals (or none) before camera traps at four places",
+    description="Ten kinds of animals (or none) in front of camera traps at four places",
     folder="terra_incognita",
     environments=tuple(f"L{location}" for location in LOCATIONS),
     domains=tuple(f"location_{location}" for location in LOCATIONS),

@@ -4,7 +4,8 @@
     scans/0001.png,benign,north,train
     scans/0002.png,malignant,south,val
 
-The column `split` is optional. Other column names follow the file's name: `scans.csv:class=diagnosis:domain=site`.
+The column `split` is optional. If columns have other names, these follow the file's name:
+`scans.csv:class=diagnosis:domain=site`.
 """
 
 import csv
@@ -41,7 +42,7 @@ Facts = tuple[str, str, int]  # class, domain and split of an image
 
 @dataclass(frozen=True)
 class Table:
-    """A table on the disk. What cannot be read raises an error that names the file, and the row where there is one."""
+    """A CSV or Parquet file. Errors name the file, and the row if there is one."""
 
     file: Path
 
@@ -51,7 +52,7 @@ class Table:
         return self.file.suffix.lower() == ".parquet"
 
     def columns(self) -> list[str]:
-        """The names of the columns; an error if two have the same, because it is not known which one is meant."""
+        """Return the names of the columns. Raise an error if two columns have the same name."""
         with _explained(self.file):
             names = self._header()
         if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
@@ -66,7 +67,7 @@ class Table:
             return _names(_csv(lines))
 
     def need(self, columns: Sequence[str]) -> None:
-        """Refuse a file that is missing, or that lacks one of these columns."""
+        """Raise an error if the file or one of these columns is missing."""
         if not self.file.is_file():
             raise SandmaskError(f"There is no file {self.file}.")
         there = self.columns()
@@ -74,12 +75,12 @@ class Table:
             raise SandmaskError(f"{self.file} has no column {missing[0]!r}. Its columns: {', '.join(there)}.")
 
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-        """The cells of these columns row by row, and the row's number: in a CSV file its line, else counted from 1."""
+        """Yield the number of each row (its line in a CSV file, otherwise from 1) and its cells in these columns."""
         with _explained(self.file):
             yield from self._parquet_rows(columns) if self.is_parquet else self._csv_rows(columns)
 
     def error(self, row: int, what: str) -> SandmaskError:
-        """What is wrong with a row."""
+        """Return an error about a row."""
         return SandmaskError(f"{self.file}, row {row}: {what}.")
 
     def _parquet_rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
@@ -106,7 +107,7 @@ class Table:
 
 @contextmanager
 def _explained(file: Path) -> Iterator[None]:
-    """Explain errors of a damaged file in one line."""
+    """Raise errors of a damaged file as an error with a message of one line."""
     try:
         yield
     except SandmaskError:
@@ -118,7 +119,7 @@ def _explained(file: Path) -> Iterator[None]:
 
 
 def _csv(lines: TextIO) -> "Reader":
-    """A reader with the separator that the first line has most of."""
+    """Return a CSV reader whose separator is the most frequent one in the first line."""
     first = next(lines, "")
     return csv.reader(itertools.chain([first], lines), delimiter=max(",;\t", key=first.count), strict=True)
 
@@ -128,23 +129,23 @@ def _names(reader: "Reader") -> list[str]:
 
 
 def recognizes(source: str) -> bool:
-    """Whether a path is that of a table rather than of a folder."""
+    """Whether this is the path of a table, and not of a folder."""
     return source.lower().endswith(SUFFIXES) and not os.path.isdir(source)  # noqa: PTH112 - never raises
 
 
 def absolute(source: str) -> str:
-    """The file's absolute path."""
-    return os.path.abspath(source)  # noqa: PTH100 - a link stays one
+    """Return the absolute path of a file."""
+    return os.path.abspath(Path(source).expanduser())  # noqa: PTH100 - a link stays one
 
 
 def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
-    """A registry entry for the images that a table lists.
+    """Return a registry entry for the images that a table lists.
 
-    Its name is the file's name and an id of the rows and the images, such as `scans-3f2a9c51`.
+    The name of the entry is the name of the file and a hash of the rows and the images, such as `scans-3f2a9c51`.
 
-    :param source: path of a CSV or Parquet file.
-    :param options: the table's names of the columns, such as {"class": "diagnosis"}, and `root`, the folder that paths
-        are relative to, if it is not the table's.
+    :param source: path of a CSV, TSV or Parquet file.
+    :param options: names of the columns in the table, such as {"class": "diagnosis"}, and `root`, the folder that paths
+        are relative to, if it is not the folder of the table.
     """
     file = Path(source)
     images, left_out = _Manifest.of(file, options).images()
@@ -162,7 +163,7 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
 
 
 def listed_files(file: Path) -> list[Path]:
-    """The files that a table with a column `path` lists, in its order; none if it has no such column."""
+    """Return the files in the column `path` of a table, in the order of the rows; none if it has no such column."""
     manifest = _Manifest.of(file, {})
     if "path" not in manifest.table.columns():
         return []
@@ -172,8 +173,8 @@ def listed_files(file: Path) -> list[Path]:
 @dataclass(frozen=True)
 class _Manifest:
     table: Table
-    names: dict[str, str]  # of the columns
-    root: Path  # paths are relative to it
+    names: dict[str, str]  # names of the columns in the table
+    root: Path  # the folder that paths are relative to
 
     @classmethod
     def of(cls, file: Path, options: Mapping[str, str]) -> "_Manifest":
@@ -184,10 +185,10 @@ class _Manifest:
         return cls(Table(file), names, file.parent / options.get("root", ""))
 
     def images(self) -> tuple[dict[Path, Facts], tuple[LeftOut, ...]]:
-        """The facts of each file, checked, and the rows that repeat a file."""
+        """Return the checked facts of each file, and the rows that repeat a file."""
         found: dict[Path, Facts] = {}
         repeated: list[LeftOut] = []
-        first: dict[str, tuple[int, Facts]] = {}  # by real path: the row that lists it first
+        first: dict[str, tuple[int, Facts]] = {}  # by real path: the first row with this file
         for number, (path, *cells) in self.table.rows(self._columns()):
             file, facts = self.located(number, path), self._facts(number, *cells)
             if not file.is_file():
@@ -206,13 +207,13 @@ class _Manifest:
         return found, tuple(repeated)
 
     def located(self, number: int, path: str) -> Path:
-        """The file that a row names."""
+        """Return the file of a row."""
         if not path:
             raise self.table.error(number, f"no {self.names['path']}")
         return self.root / path
 
     def _columns(self) -> list[str]:
-        """The table's names of the columns; an error if a required one is missing."""
+        """Return the names of the columns in the table. Raise an error if a required one is missing."""
         there = self.table.columns()
         for name, own in self.names.items():
             if own not in there and (name != "split" or own != name):
@@ -224,7 +225,7 @@ class _Manifest:
         return [own for own in self.names.values() if own in there]
 
     def _facts(self, number: int, label: str, domain: str, split: str = "") -> Facts:
-        """The checked cells of a row."""
+        """Check the cells of a row and return its facts."""
         for name, cell in (("class", label), ("domain", domain)):
             if not cell:
                 raise self.table.error(number, f"no {self.names[name]}")
@@ -234,13 +235,13 @@ class _Manifest:
                 f"{self.names['split']} should be train, val or empty. Found {split!r}. For a held-out domain, tables "
                 "report the accuracy on the train rows",
             )
-        # The same letters may be composed differently.
+        # Unicode has several encodings of the same letters.
         label, domain = (unicodedata.normalize("NFC", cell) for cell in (label, domain))
         return label, domain, SPLITS[split.lower()]
 
 
 def check_splits(file: Path, rows: Iterable[tuple[str, int]]) -> None:
-    """Check the domains and splits of all rows: a domain that is split has both parts, and is split as a whole."""
+    """Raise an error unless each domain has both splits, or an empty split in all of its rows."""
     found: dict[str, set[int]] = {}
     for domain, split in rows:
         found.setdefault(domain, set()).add(split)
@@ -249,5 +250,5 @@ def check_splits(file: Path, rows: Iterable[tuple[str, int]]) -> None:
             spelled = " and ".join(SPLIT_NAMES[split] for split in sorted(splits))
             raise SandmaskError(
                 f"{file}: all rows of the domain {domain!r} have the split {spelled}. A domain should have rows of "
-                "both train and val, or an empty split in all of its rows: then it is split at random, 80 to 20."
+                "both train and val, or an empty split in all of its rows, with which it is split at random, 80 to 20."
             )

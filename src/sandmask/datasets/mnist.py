@@ -1,7 +1,7 @@
 """ColoredMNIST and RotatedMNIST: the 70,000 MNIST digits from the four published files, divided as in DomainBed.
 
-- ColoredMNIST ("Invariant Risk Minimization", Arjovsky et al., 2019): colour predicts the label better than shape does,
-  and the other way round in one environment.
+- ColoredMNIST ("Invariant Risk Minimization", Arjovsky et al., 2019): the colour predicts the label better than the
+  shape. In one environment, it predicts the opposite label.
 - RotatedMNIST (Ghifary et al., 2015): ten digits, each environment rotated by a different angle.
 """
 
@@ -24,7 +24,7 @@ from sandmask.errors import SandmaskError
 SIDE = 28
 FOLDERS = ("mnist", "MNIST/raw", "MNIST")  # the second is where torchvision puts them
 
-# md5 of the contents, uncompressed: the same however a copy was gzipped.
+# md5 of the uncompressed contents, which does not depend on how a copy was compressed.
 CONTENT_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -34,7 +34,7 @@ CONTENT_MD5 = {
 
 
 def find_mnist(data_dir: Path | None = None) -> Path | None:
-    """The folder with the four files, gzipped or not: one of `FOLDERS` in the data folder."""
+    """Return the folder with the four files, gzipped or not, which is one of `FOLDERS` in the data folder; or None."""
     root = data_folder(data_dir)
     for folder in FOLDERS:
         if all(_find_file(root / folder, name) for name in CONTENT_MD5):
@@ -43,7 +43,7 @@ def find_mnist(data_dir: Path | None = None) -> Path | None:
 
 
 def read_content(folder: Path, name: str) -> bytes:
-    """The bytes of one file, uncompressed and checked."""
+    """Return the uncompressed content of a file. Raise an error if it is not the published one."""
     path = _find_file(folder, name)
     if path is None:
         raise SandmaskError(f"{folder / name}.gz is missing. Run `sandmask data download MNIST`.")
@@ -57,7 +57,7 @@ def read_content(folder: Path, name: str) -> bytes:
 
 
 def load_digits(data_dir: Path | None = None) -> tuple[Tensor, Tensor]:
-    """All digits, training files first: images [70000, 28, 28] uint8 and labels [70000] int64."""
+    """Return all digits, training files first: images [70000, 28, 28] uint8 and labels [70000] int64."""
     folder = find_mnist(data_dir)
     if folder is None:
         root = data_folder(data_dir)
@@ -73,7 +73,7 @@ def load_digits(data_dir: Path | None = None) -> tuple[Tensor, Tensor]:
 
 
 def parse_idx(content: bytes) -> Tensor:
-    """The array in a file of MNIST's format: 0, 0, 8 (bytes), number of dimensions, sizes, values."""
+    """Return the array in a file of MNIST's format: 0, 0, 8 (bytes), number of dimensions, sizes, values."""
     dimensions = content[3]
     shape = struct.unpack(f">{dimensions}I", content[4 : 4 + 4 * dimensions])
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
@@ -81,7 +81,7 @@ def parse_idx(content: bytes) -> Tensor:
 
 
 def deal(images: Tensor, labels: Tensor, n_environments: int, draws: RandomState) -> list[tuple[Tensor, Tensor]]:
-    """Shuffle, then deal round-robin: environment e gets places e, e + n, e + 2n, ... of the order."""
+    """Shuffle the digits and divide them: environment e gets positions e, e + n, e + 2n, ... of the random order."""
     order = torch.from_numpy(draws.permutation(len(labels)))
     hands = (order[e::n_environments] for e in range(n_environments))
     return [(images[hand], labels[hand]) for hand in hands]
@@ -97,10 +97,10 @@ COLOR_NOISE = (0.1, 0.2, 0.9)
 
 
 def color(digits: Tensor, numbers: Tensor, color_noise: float, draws: RandomState) -> tuple[Tensor, Tensor]:
-    """Coloured images [n, 2, 28, 28] uint8 and binary labels [n].
+    """Return coloured images [n, 2, 28, 28] uint8 and binary labels [n].
 
-    label = (digit < 5), flipped with probability 0.25; colour = label, flipped with probability
-    `color_noise`; the digit is in the channel of its colour and the other channel is zero.
+    The label is 1 for digits below 5, and flipped with probability 0.25. The colour is the label, flipped with
+    probability `color_noise`. The digit is in the channel of its colour, and the other channel is zero.
     """
     n = len(numbers)
     flip_label = torch.from_numpy(draws.uniform(size=n) < LABEL_NOISE)
@@ -113,8 +113,10 @@ def color(digits: Tensor, numbers: Tensor, color_noise: float, draws: RandomStat
 
 
 def load_colored(data_dir: Path | None = None, *, seed: int = 0) -> TensorDataset:
-    """Three environments. Shuffle and flips come from `RandomState(seed)`: the shuffle, then for each
-    environment in turn its label flips and its colour flips."""
+    """Load the three environments of ColoredMNIST.
+
+    `RandomState(seed)` draws the shuffle, and then for each environment the label flips and the colour flips.
+    """
     draws = RandomState(seed)
     hands = deal(*load_digits(data_dir), len(COLOR_NOISE), draws)
     parts = [color(*hand, noise, draws) for hand, noise in zip(hands, COLOR_NOISE, strict=True)]
@@ -138,7 +140,7 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 
 
 def rotate(digits: Tensor, degrees: float) -> Tensor:
-    """Turn uint8 images [n, h, w] counter-clockwise: bilinear, zero outside, rounded to uint8."""
+    """Rotate uint8 images [n, h, w] counter-clockwise, with bilinear interpolation and zeros outside of the images."""
     if degrees == 0:
         return digits
     n, height, width = digits.shape
@@ -147,13 +149,13 @@ def rotate(digits: Tensor, degrees: float) -> Tensor:
     # Where each output pixel comes from, in coordinates that run from -1 to 1 along each side.
     source = torch.tensor([[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]])
     grid = F.affine_grid(source.expand(1, 2, 3), [1, 1, height, width], align_corners=False)
-    # The digits are channels of one picture, so that the grid is computed once.
+    # The digits are channels of a single image, so that the grid is computed only once.
     turned = F.grid_sample(digits[None].float(), grid, align_corners=False, padding_mode="zeros")
     return turned[0].round_().clamp_(0, 255).to(torch.uint8).reshape(n, height, width)
 
 
 def load_rotated(data_dir: Path | None = None, *, seed: int = 0) -> TensorDataset:
-    """Six environments, dealt from digits that `RandomState(seed)` shuffled."""
+    """Load the six environments of RotatedMNIST. `RandomState(seed)` shuffles the digits."""
     hands = deal(*load_digits(data_dir), len(ANGLES), RandomState(seed))
     parts = [
         (rotate(digits, angle).unsqueeze(1), numbers) for (digits, numbers), angle in zip(hands, ANGLES, strict=True)

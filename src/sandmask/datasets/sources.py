@@ -18,13 +18,13 @@ from sandmask.datasets.mnist import CONTENT_MD5, find_mnist
 from sandmask.errors import SandmaskError
 from sandmask.registry import Registry, closest
 
-DRIVE = "gdrive:"  # then the id of a file on Google Drive
+DRIVE = "gdrive:"  # followed by the id of a file on Google Drive
 WANG = "https://wjdcloud.blob.core.windows.net/dataset"  # mirrors of Jindong Wang's collection
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file to fetch, from the first mirror that has it."""
+    """A file to download from the first mirror that has it."""
 
     name: str
     mirrors: tuple[str, ...]  # http(s) addresses, or "gdrive:" and a file's id
@@ -35,18 +35,18 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a dataset: files to fetch, and how to prepare them."""
+    """The source of one or more datasets: files to download, and how to prepare them."""
 
     name: str
-    folder: str  # in the data folder
-    datasets: tuple[str, ...]  # that are made from it
+    folder: str  # name of its folder in the data folder
+    datasets: tuple[str, ...]  # names of the datasets that use it
     files: tuple[RemoteFile, ...]
     prepare: Callable[[Path, Path], str]  # (extracted files, folder to fill) -> a note for the user
     images: image_sets.ImageSet | None = None
-    counts: dict[str, int] = field(default_factory=dict)  # images by domain, where known
+    counts: dict[str, int] = field(default_factory=dict)  # number of images by domain, if known
 
     def find(self, data_dir: Path) -> Path | None:
-        """The folder of the data, or None."""
+        """Return the folder of the data, or None."""
         return self.images.find(data_dir) if self.images is not None else find_mnist(data_dir)
 
 
@@ -60,7 +60,7 @@ def _add(
     counts: Sequence[int] = (),
     datasets: tuple[str, ...] = (),
 ) -> None:
-    """Register the source of an image set: archives by name with their mirrors, and images by domain where known."""
+    """Register the source of an image dataset. `files` has the mirrors of archives by name."""
     remote = tuple(RemoteFile(name, mirrors) for name, mirrors in files.items())
     move = prepare or partial(move_domains, domains=images.domains)
     known = dict(zip(images.domains, counts, strict=True)) if counts else {}
@@ -147,19 +147,19 @@ _add(
 
 
 def source_of(name: str) -> Source:
-    """The source of a dataset, by the dataset's name or the source's own."""
+    """Return the source of a dataset, by the name of the dataset or of the source."""
     if name in SOURCES:
         return SOURCES[name]
     for source in SOURCES.values():
         if name in DATASETS and DATASETS[name].name in source.datasets:
             return source
     if name in DATASETS:
-        raise SandmaskError(f"{DATASETS[name].name} is generated: there is nothing to download or to check.")
+        raise SandmaskError(f"{DATASETS[name].name} is generated. There is nothing to download or to check.")
     raise SandmaskError(f"Unknown dataset {name!r}. {closest(name, downloadable())}")
 
 
 def downloadable() -> list[str]:
-    """The names that `source_of` takes, in the order of the registry."""
+    """Return the names that `source_of` accepts, in the order of the registry."""
     made = [name for name in DATASETS if any(name in source.datasets for source in SOURCES.values())]
     return made + [name for name in SOURCES if name not in made]
 
@@ -172,14 +172,14 @@ class Overview:
     description: str
     environments: tuple[str, ...]
     classes: int | None
-    images: int | None  # where known
+    images: int | None  # if known
     generated: bool
     path: str | None  # None if it is generated or not on this machine
     expected_at: str | None
 
 
 def overview(data_dir: Path) -> list[Overview]:
-    """Every registered dataset, in the registry's order."""
+    """Return a row for every registered dataset, in the order of the registry."""
     rows = []
     for entry in DATASETS.values():
         about = (entry.name, entry.description, entry.environments, entry.n_classes)

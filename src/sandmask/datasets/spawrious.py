@@ -1,13 +1,15 @@
-"""Spawrious: dogs at locations that correlate with other breeds in the test than in training (Lynch et al., 2023).
+"""Spawrious: dogs at places that correlate with breeds, differently in training and test (Lynch et al., 2023).
 
-The archive has folders number/place/breed. A mixture takes its three environments from them:
+The archive has folders number/place/breed. The three environments of a mixture are taken from them:
 
-- One to one (O2O): environment k shows each breed at one place, in 97% of its images for k = 1 and in 87% for k = 2,
-  and the rest at a place that all breeds share. Its images come from folder k - 1, those of the test from both folders.
-- Many to many (M2M): two breeds share two places. Environment 2 swaps what environment 1 has; the test has other places
-  for each pair, in both ways. All images come from folder 0.
+- One to one (O2O): each breed has its own place. Training environment k shows 97% (k = 1) or 87% (k = 2) of the images
+  of a breed at its place, and the others at a place that all breeds share. Its images are from folder k - 1. In the
+  test, breeds have other places, and the images are from both folders.
+- Many to many (M2M): each pair of breeds shares two places. Training environment 2 swaps the places of environment 1
+  within each pair. The test has other places for each pair, in both orders. All images are from folder 0.
 
-Of the images of a folder, the first by name are taken; DomainBed takes the first in the order of the disk.
+If some images of a folder are used, they are the first ones by name. DomainBed uses the first ones in the order of the
+disk.
 """
 
 from collections.abc import Iterator
@@ -19,14 +21,14 @@ from sandmask.datasets._tree import Listed, Row
 from sandmask.datasets.image_sets import ImageSet
 from sandmask.errors import SandmaskError
 
-BREEDS = ("bulldog", "dachshund", "labrador", "corgi")  # in the order of the places
+BREEDS = ("bulldog", "dachshund", "labrador", "corgi")  # in the order of the places of a mixture
 PLACES = ("beach", "desert", "dirt", "jungle", "mountain", "snow")
 ENVIRONMENTS = ("Test", "SC_group_1", "SC_group_2")
-SHARES = (0.97, 0.87)  # of the images at the breed's own place, O2O
-SWAPPED = (1, 0, 3, 2)  # whose place each breed has in the second mixture, M2M
-SOURCE, FOLDER = "Spawrious", "spawrious224"  # of the archive
+SHARES = (0.97, 0.87)  # O2O: share of the images at the breed's own place, by training environment
+SWAPPED = (1, 0, 3, 2)  # M2M: the breed whose place each breed has if places are swapped
+SOURCE, FOLDER = "Spawrious", "spawrious224"  # names of the source and its folder
 LAYOUT = "0/ and 1/, each with one folder per place and in it one per breed"
-PER_FOLDER = 3168  # images
+PER_FOLDER = 3168  # number of images of each breed at each place
 
 Four = tuple[str, str, str, str]
 
@@ -38,10 +40,10 @@ class Mixture:
     name: str
     train: Four
     test: Four
-    filler: str | None = None  # of O2O: the place that all breeds share
+    filler: str | None = None  # O2O: the place that all breeds share
 
     def rows(self, root: Path) -> Listed:
-        """The images of the three environments."""
+        """Return the images of the three environments."""
         return Listed([*(self._one_to_one(root) if self.filler else self._many_to_many(root))])
 
     def _one_to_one(self, root: Path) -> Iterator[Row]:
@@ -63,7 +65,7 @@ class Mixture:
                     yield from (Row(path, breed, environment) for path in files(root, 0, places[whose], breed))
 
     def images(self) -> ImageSet:
-        """The mixture as an image set. Tables report the environment Test."""
+        """Return the mixture as an image dataset. Tables report only the environment Test."""
         how = "each with its own background" if self.filler else "in pairs that share backgrounds"
         return ImageSet(
             name=self.name,
@@ -82,15 +84,15 @@ class Mixture:
 
 
 def files(root: Path, folder: int, place: str, breed: str) -> list[str]:
-    """The images of a breed at a place, by name."""
+    """Return the images of a breed at a place, ordered by name."""
     where = root / str(folder) / place / breed
     if not where.is_dir():
-        raise SandmaskError(f"{where} is missing: the folder of the images of a {breed} at the place {place!r}.")
+        raise SandmaskError(f"{where} is missing. It should have the images of a {breed} at the place {place!r}.")
     return sorted(f"{folder}/{place}/{breed}/{path.name}" for path in where.iterdir() if is_image(path.name))
 
 
 def all_rows(root: Path) -> Listed:
-    """All images of the archive, by folder and place: what `sandmask data verify` counts."""
+    """Return all images of the archive, with folder and place as their domain, for `sandmask data verify`."""
     found = [
         Row(path, breed, f"{folder}/{place}")
         for folder in (0, 1)

@@ -1,9 +1,9 @@
-"""Spirals: two interleaved spirals predict the label in every environment, and a signature in only one environment.
+"""Spirals: two interleaved spirals predict the label in all environments, and signatures do in one environment each.
 
-From "Learning explanations that are hard to vary" (Parascandolo et al., ICLR 2021), as the authors of
-SAND-mask generated it: the random draws are theirs, number by number.
+The dataset is from "Learning explanations that are hard to vary" (Parascandolo et al., ICLR 2021), as the authors of
+SAND-mask generated it, with the same random numbers.
 
-That data is one draw of a generator. `Spirals:seed=1` is another one; see `SpiralParameters` for what else can be set.
+This is one draw of a generator, and `Spirals:seed=1` is another one. `SpiralParameters` has the other parameters.
 """
 
 import math
@@ -24,19 +24,19 @@ from sandmask.datasets._base import Dataset, DatasetEntry, TensorDataset
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 
-SPECIAL_SEED = 2**32 - 1  # of environment 0
+SPECIAL_SEED = 2**32 - 1  # seed of environment 0
 
 
 @dataclass(frozen=True)
 class SpiralParameters:
     """Parameters of the generator; the defaults give the published data.
 
-    :param seed: which draw; every seed gives fresh spirals and signatures.
-    :param environments: how many environments have a signature that gives the label away.
-    :param signature: the dimension of the signatures.
-    :param examples: the number of examples of each of these environments; environment 0 has twice as many (2,000 in
-        the published data).
-    :param revolutions: how often each spiral winds around the origin.
+    :param seed: number of the draw; every seed gives new spirals and signatures.
+    :param environments: number of environments with a signature that predicts the label. Environment 0 is not counted.
+    :param signature: dimension of the signatures.
+    :param examples: number of examples of each of these environments; environment 0 has twice as many (2,000 in the
+        published data).
+    :param revolutions: number of revolutions of each spiral around the origin.
     """
 
     seed: int = 0
@@ -53,7 +53,7 @@ class SpiralParameters:
 
     @classmethod
     def parse(cls, values: dict[str, str]) -> "SpiralParameters":
-        """From texts, such as {"seed": "1"}."""
+        """Return parameters from texts, such as {"seed": "1"}."""
         names = [f.name for f in fields(cls)]
         for name, value in values.items():
             if name not in names:
@@ -66,7 +66,7 @@ class SpiralParameters:
         return cls(**{name: int(value) for name, value in values.items()})
 
     def random(self, environment: int) -> RandomState:
-        """The generator of one environment's draws; with seed 0, that of the published data."""
+        """Return the random generator of one environment; with seed 0, the generator of the published data."""
         own = SPECIAL_SEED if environment == 0 else environment - 1
         return RandomState(own) if self.seed == 0 else RandomState([own, self.seed])
 
@@ -77,13 +77,14 @@ PUBLISHED = SpiralParameters()
 def spiral_environment(
     environment: int, noise: float = 0.0, parameters: SpiralParameters = PUBLISHED
 ) -> tuple[Tensor, Tensor]:
-    """Inputs [n, 2 + signature] and labels [n] of one environment: two mechanism dimensions, then the signature.
+    """Generate inputs [n, 2 + signature] and labels [n] of one environment.
 
-    Environments 1, 2, ... have signatures that give the label away: the same vector for all examples, with the label's
-    sign. Environment 0 has random signatures, so only the spiral predicts the label.
+    Inputs have two mechanism dimensions, which are the position on a spiral, followed by the signature. In environments
+    1, 2, ..., the signature predicts the label: it is the same vector for all examples, multiplied by 1 or -1 depending
+    on the label. Environment 0 has random signatures, so only the spiral predicts the label.
 
-    `noise` is the standard deviation of normal noise added to the two mechanism dimensions, which have unit
-    variance. It is drawn last: everything else is the same with and without it.
+    `noise` is the standard deviation of normal noise that is added to the two mechanism dimensions, which have unit
+    variance. It is drawn last, so that everything else is the same with and without noise.
     """
     special = environment == 0
     n = parameters.examples
@@ -114,7 +115,7 @@ def load_spirals(
     *,
     noise: float = 0.0,
 ) -> TensorDataset:
-    """All environments. `noise`: see `spiral_environment`."""
+    """Generate all environments. See `spiral_environment` for `noise`."""
     if not noise >= 0.0:
         raise SandmaskError(f"Spirals: option `noise` should be 0 or more. Found `noise` = {noise}.")
     environments = _environments(parameters)
@@ -127,7 +128,7 @@ def _environments(parameters: SpiralParameters) -> tuple[str, ...]:
 
 
 def spirals_variant(values: dict[str, str]) -> DatasetEntry:
-    """The entry of data that was generated with these parameters."""
+    """Return the registry entry of data that is generated with these parameters."""
     parameters = SpiralParameters.parse(values)
     if parameters == PUBLISHED:
         return SPIRALS
@@ -143,7 +144,7 @@ def spirals_variant(values: dict[str, str]) -> DatasetEntry:
 
 SPIRALS = DatasetEntry(
     name="Spirals",
-    description="Two interleaved spirals, with signatures that predict the label in one environment only",
+    description="Two interleaved spirals, with signatures that each predict the label in one environment only",
     environments=_environments(PUBLISHED),
     load=partial(load_spirals, PUBLISHED),
     network="mlp",
@@ -157,11 +158,11 @@ SPIRALS = DatasetEntry(
 )
 
 
-REACH, POINTS = 2.3, 220  # the plane from -2.3 to 2.3 in both directions
+REACH, POINTS = 2.3, 220  # figures show the plane from -2.3 to 2.3, with 220 points in each direction
 
 
 class SpiralPanel(NamedTuple):
-    """One method's panel: its name, the probability of class 1 over the plane, accuracy on the held-out domain."""
+    """The panel of a method: title, probability of class 1 over the plane, and accuracy on the held-out domain."""
 
     title: str
     probability: NDArray[np.float32]  # [POINTS, POINTS]
@@ -170,9 +171,12 @@ class SpiralPanel(NamedTuple):
 
 @torch.no_grad()
 def spiral_panel(title: str, predict: Callable[[Tensor], Tensor], n_inputs: int, accuracy: float) -> SpiralPanel:
-    """The network's answer for every point of the plane, all shortcut dimensions at their mean, zero.
+    """Compute a network's prediction at every point of the plane, with the signature at its mean, zero.
 
+    :param title: title of the panel.
     :param predict: a function from inputs [n, n_inputs] to probabilities [n, 2].
+    :param n_inputs: number of inputs of the network.
+    :param accuracy: accuracy on the held-out domain.
     """
     axis = torch.linspace(-REACH, REACH, POINTS)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
@@ -183,7 +187,7 @@ def spiral_panel(title: str, predict: Callable[[Tensor], Tensor], n_inputs: int,
 
 
 def draw_spirals(panels: Sequence[SpiralPanel], dataset: Dataset, path: Path) -> None:
-    """Panels side by side, with some examples of the domain that has no shortcut (environment 0)."""
+    """Draw panels side by side, with some examples of environment 0, which has no predictive signature."""
     from matplotlib.figure import Figure
 
     examples = torch.arange(dataset.bounds[0], min(dataset.bounds[0] + 600, dataset.bounds[1]))

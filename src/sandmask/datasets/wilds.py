@@ -1,10 +1,10 @@
-"""Two sets of WILDS (Koh et al., ICML 2021), in the folders that the package `wilds` downloads.
+"""Two datasets of WILDS (Koh et al., ICML 2021), in the folders that the package `wilds` downloads.
 
-- WILDSCamelyon: tumors in lymph nodes from five hospitals (Bandi et al., 2018). Each hospital (`center`) is an
-  environment, as in DomainBed, and its patches are numbered in the order of `metadata.csv`.
-- WILDSFMoW: land use in satellite images (Christie et al., CVPR 2018). Each region of the world is an environment, as
-  in DomainBed: they are numbered in the order in which they first occur in `rgb_metadata.csv`, and countries without a
-  region are "Other". "Sequestered" images are not used.
+- WILDSCamelyon: tumors in lymph nodes from five hospitals (Bandi et al., 2018). As in DomainBed, each hospital
+  (`center`) is an environment. Its patches are in the order of `metadata.csv`.
+- WILDSFMoW: land use in satellite images (Christie et al., CVPR 2018). As in DomainBed, each region of the world is an
+  environment, in the order in which the regions first occur in `rgb_metadata.csv`. Countries without a region are
+  "Other". "Sequestered" images are not used.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ COUNTS = (59_436, 34_904, 85_054, 129_838, 146_722)
 
 
 def read_camelyon(folder: Path) -> Listed:
-    """The patches that `metadata.csv` lists."""
+    """Return the patches that `metadata.csv` lists."""
     table = Table(folder / "metadata.csv")
     table.need(COLUMNS)
     rows = []
@@ -48,7 +48,7 @@ WILDS_CAMELYON = ImageSet(
 
 
 def read_fmow(folder: Path) -> Listed:
-    """The images that `rgb_metadata.csv` lists; row n, counted from 0, is the file rgb_img_n.png."""
+    """Return the images that `rgb_metadata.csv` lists. Row n, counted from 0, is the file rgb_img_n.png."""
     countries, images = Table(folder / "country_code_mapping.csv"), Table(folder / "rgb_metadata.csv")
     codes, columns = ("alpha-3", "region"), ("split", "country_code", "category")
     countries.need(codes)
@@ -72,7 +72,7 @@ WILDS_FMOW = ImageSet(
     description="Land use in satellite images of six regions (WILDS)",
     checkpoint_every=100,
     n_classes=62,
-    sparse=True,  # not every kind of building is everywhere
+    sparse=True,  # some regions lack a class
     table=read_fmow,
     layout="rgb_metadata.csv, country_code_mapping.csv and images/, as the package wilds downloads them",
 )

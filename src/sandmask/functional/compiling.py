@@ -1,16 +1,23 @@
 """`torch.compile` with a fallback to eager execution."""
 
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import tracing
 from sandmask._text import first_line
 from sandmask.gradients import UnsupportedError
+
+# Batch sizes and classifiers for which one process compiles the same code; after torch's 8, it would run eagerly.
+VARIANTS = 64
+KEPT = 8  # recorded programs that later runs of the process may use
 
 
 class Compiled:
@@ -19,6 +26,7 @@ class Compiled:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._compiled: Callable[..., Any] | None = torch.compile(function, dynamic=False)
+        self._called = False
 
     def __reduce__(self) -> tuple[type[Self], tuple[Callable[..., Any]]]:
         """Copy the function without its compiled form."""
@@ -28,15 +36,27 @@ class Compiled:
         """The function's result."""
         if self._compiled is None:
             return self._function(*args)
+        from torch._dynamo import config
         from torch._dynamo.exc import TorchDynamoException
 
+        quiet = nullcontext() if self._called else _without_remarks()
+        self._called = True
         try:
-            return self._compiled(*args)
+            with quiet, config.patch(recompile_limit=VARIANTS):
+                return self._compiled(*args)
         except TorchDynamoException as error:
             reason = first_line(error)
             warnings.warn(f"torch.compile failed ({reason}); continuing without it.", stacklevel=2)
             self._compiled = None
             return self._function(*args)
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Leave out the compiler's warnings about its own choices, which a user cannot influence."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
+        yield
 
 
 class Traced:
@@ -86,4 +106,32 @@ class Traced:
             reason = first_line(error)
             warnings.warn(f"torch.compile failed for a whole pass ({reason}); continuing without it.", stacklevel=2)
             raise UnsupportedError(reason) from error
-        return Compiled(graph), forms[0]
+        return _compiled(graph), forms[0]
+
+
+_kept: deque[tuple[GraphModule, Compiled]] = deque(maxlen=KEPT)
+
+
+def _compiled(graph: GraphModule) -> Compiled:
+    """The compiled graph; that of an earlier run, if it has the same operations and constants."""
+    for earlier, compiled in _kept:
+        if _same(graph, earlier):
+            return compiled
+    compiled = Compiled(graph)
+    _kept.append((graph, compiled))
+    return compiled
+
+
+def _same(one: GraphModule, other: GraphModule) -> bool:
+    if one.code != other.code:
+        return False
+    pairs = [(getattr(one, name, None), getattr(other, name, None)) for name in _constants(one)]
+    return all(isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b) for a, b in pairs)
+
+
+def _constants(graph: GraphModule) -> list[str]:
+    return [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return (one.dtype, one.device) == (other.dtype, other.device) and torch.equal(one, other)

@@ -1,12 +1,12 @@
-"""Hyperparameters as objects: names, defaults, distributions and draws.
+"""Hyperparameters as objects with names, defaults and distributions.
 
     space = space_for("image", "PACS", "ANDMask", [Hparam("tau", 1.0, Uniform(0, 1))])
     print(space)                             # the table: name, default, distribution
     resolve(space)                           # the defaults
-    resolve(space, hparams_seed=7)           # DomainBed's seventh draw, to the bit
+    resolve(space, hparams_seed=7)           # a draw, the same as DomainBed's with this seed
     resolve(space, overrides={"lr": 1e-4})   # with a value set by hand
 
-An algorithm declares only its own hyperparameters; learning rate, batch size and others come with the dataset.
+An algorithm declares only its own hyperparameters. Learning rate, batch size and others come from the dataset.
 """
 
 from sandmask.hparams._hparam import (

@@ -12,13 +12,13 @@ from sandmask.errors import SandmaskError
 
 
 class Distribution(ABC):
-    """Draws one number from a random state; `str()` is the notation of the paper's hyperparameter table."""
+    """Base class of distributions of a hyperparameter. `str()` uses the notation of the paper's table."""
 
     integer: bool = False
-    """Whether the draws are whole numbers (Python `int`) and not `float`."""
+    """Whether draws are whole numbers (`int`) instead of `float`."""
 
     def draw(self, random: np.random.RandomState) -> float:
-        """Draw one value, a plain Python number; whole numbers are rounded down."""
+        """Draw one value as a Python number. Whole numbers are rounded down."""
         value = self._sample(random)
         return int(value) if self.integer else float(value)
 
@@ -28,7 +28,7 @@ class Distribution(ABC):
 
 @dataclass(frozen=True)
 class Constant(Distribution):
-    """Always `value`, without using the random state."""
+    """A distribution that always gives `value` and does not use the random state."""
 
     value: float
 
@@ -45,7 +45,7 @@ class Constant(Distribution):
 
 @dataclass(frozen=True)
 class Uniform(Distribution):
-    """U(low, high)."""
+    """The uniform distribution U(low, high)."""
 
     low: float
     high: float
@@ -61,14 +61,14 @@ class Uniform(Distribution):
 
 
 class IntUniform(Uniform):
-    """U(low, high), rounded down."""
+    """The uniform distribution U(low, high), rounded down to whole numbers."""
 
     integer = True
 
 
 @dataclass(frozen=True)
 class LogUniform(Distribution):
-    """base^U(low, high): `low` and `high` are exponents."""
+    """The distribution base^U(low, high), where `low` and `high` are exponents."""
 
     base: float
     low: float
@@ -88,21 +88,21 @@ class LogUniform(Distribution):
 
 
 class IntLogUniform(LogUniform):
-    """base^U(low, high), rounded down."""
+    """The distribution base^U(low, high), rounded down to whole numbers."""
 
     integer = True
 
 
 @dataclass(frozen=True, init=False)
 class Choice(Distribution):
-    """One of the given values, each as likely: `Choice(0.0, 0.1, 0.5)`."""
+    """One of the given values, all with the same probability: `Choice(0.0, 0.1, 0.5)`."""
 
     values: tuple[float, ...]
 
     def __init__(self, *values: float) -> None:
         object.__setattr__(self, "values", values)
         if not values:
-            raise SandmaskError("Choice() has nothing to choose from. Give at least one value.")
+            raise SandmaskError("Choice() has no values to choose from. Give at least one value.")
         _check_finite(self, **{f"value {i + 1}": value for i, value in enumerate(values)})
         if len({type(value) for value in values}) > 1:
             raise SandmaskError(f"{self!r} mixes int and float. Write all values as int or all as float.")
@@ -134,7 +134,7 @@ def _check_range(distribution: Distribution, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class Bounds:
-    """An interval, each end included unless it is `open`."""
+    """An interval. `low` and `high` are included unless `open_low` or `open_high` is set."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -147,7 +147,7 @@ class Bounds:
         return math.isfinite(value) and above and below
 
     def __str__(self) -> str:
-        """The bounds as words that follow "should be"."""
+        """Describe the bounds in words that follow "should be"."""
         if math.isinf(self.low) and math.isinf(self.high):
             return "a finite number"
         if math.isinf(self.high):
@@ -177,7 +177,7 @@ DEFAULT_SPACE: SpaceName = "recipe"
 
 
 def scope_name(scope: str) -> str:
-    """The present name of a scope: "tabular" for its former name "spirals", "small-image" for "mnist"."""
+    """Return the current name of a scope: "tabular" for the former name "spirals", "small-image" for "mnist"."""
     return _FORMER_SCOPES.get(scope, scope)
 
 
@@ -185,14 +185,14 @@ def scope_name(scope: str) -> str:
 class Hparam:
     """One row of a hyperparameter table.
 
-    `scope`, `dataset` and `space` limit where the row applies; `None` means everywhere. If several rows of one
+    `scope`, `dataset` and `space` limit where the row applies; `None` means everywhere. If several rows with the same
     name apply, the last one is used, so exceptions come after the general row:
 
         Hparam("tau", 1.0, Uniform(0, 1)), Hparam("tau", 1.0, Uniform(0.5, 1), space="domainbed")
 
-    `bounds` are the values that can be set by hand; a search may draw from fewer. `stream` names the random stream of
-    the draw where it is not `name`. A default written as an `int` makes a hyperparameter of whole numbers. `step` says
-    that the value is a training step at which the method changes, such as the start of a penalty.
+    `bounds` are the values that can be set by hand; `draw` may have a smaller range. `stream` names the random stream
+    of the draw if it is not `name`. If the default is an `int`, all values are whole numbers. `step` says that the
+    value is a training step at which the method changes, such as the start of a penalty.
     """
 
     name: str
@@ -252,7 +252,7 @@ class Like:
 
 
 def _number(value: object) -> float | None:
-    """A number, or a number as text, as a number; None for other values."""
+    """Convert a number or a text to a number; None for other values."""
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, str):

@@ -16,10 +16,10 @@ from sandmask.hparams._hparam import (
 )
 
 SWITCH = Bounds(0, 1)  # for whole numbers: off or on
-# The steps after which the learning rate drops, as it did in another run with `lr_patience`; 0 is no drop.
+# Steps after which the learning rate drops, taken from another run with `lr_patience`. 0 means no drop.
 LR_DROP_STEPS = ("lr_drop_step_1", "lr_drop_step_2", "lr_drop_step_3")
 
-# If several rows of one name apply, the last one is used.
+# If several rows with the same name apply, the last one is used.
 SHARED: tuple[Hparam, ...] = (
     Hparam("lr", 1e-3, LogUniform(10, -4.5, -3.5), NON_NEGATIVE, scope="small-image"),
     Hparam("lr", 1e-3, LogUniform(10, -4.5, -2.5), NON_NEGATIVE, scope="small-image", space="domainbed"),
@@ -60,14 +60,14 @@ OPTIONAL: tuple[Hparam, ...] = (
     Hparam("adam_beta1", 0.9, Constant(0.9), BELOW_ONE),  # Adam's momentum
     Hparam("init_scale", 1.0, Constant(1.0), NON_NEGATIVE),  # factor of the initial parameters
     Hparam("sma_start", 100, Constant(100), COUNT),  # iterates that the uniform average leaves out
-    Hparam("ema_decay", 0.999, Constant(0.999), BELOW_ONE),  # of the exponential average
+    Hparam("ema_decay", 0.999, Constant(0.999), BELOW_ONE),  # decay rate of the exponential average
     Hparam("swad_ratio", 0.3, Constant(0.3), NON_NEGATIVE),  # relative rise of the loss at which SWAD ends
     Hparam("holdout_fraction", 0.2, Constant(0.2), Bounds(0, 1, open_low=True, open_high=True)),  # of an environment
     Hparam("full_data", 0, Constant(0), SWITCH),  # also train on the examples that are held back for selection
     Hparam("class_balanced", 0, Constant(0), SWITCH),  # minibatches with equal shares of the classes
-    Hparam("data_augmentation", 1, Constant(1), SWITCH),  # of images
-    Hparam("nonlinear_classifier", 0, Constant(0), SWITCH),  # two hidden layers
+    Hparam("data_augmentation", 1, Constant(1), SWITCH),  # augment training images
+    Hparam("nonlinear_classifier", 0, Constant(0), SWITCH),  # a classifier with two hidden layers
     Hparam("last_blocks", 0, Constant(0), NON_NEGATIVE),  # vision transformers: blocks whose class tokens are used
-    Hparam("attention_only", 0, Constant(0), SWITCH),  # vision transformers: train the attention layers alone
+    Hparam("attention_only", 0, Constant(0), SWITCH),  # vision transformers: train only the attention layers
     Hparam("freeze_bn", 1, Constant(1), SWITCH),  # batch-norm uses the statistics of the pretrained weights
 )

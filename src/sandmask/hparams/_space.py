@@ -1,4 +1,4 @@
-"""Spaces, which contain the hyperparameters of an algorithm on a dataset, and the configurations of runs."""
+"""Spaces, which contain the hyperparameters of an algorithm on a dataset, and configurations drawn from them."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ from sandmask.registry import closest
 
 
 def seed_hash(*args: object) -> int:
-    """Derive a seed in 0 .. 2^31 - 1 from any values: the md5 of their printed tuple, as in DomainBed.
+    """Derive a seed in 0 .. 2^31 - 1 from any values, as in DomainBed, by the md5 hash of their printed tuple.
 
-    NumPy scalars count as the Python numbers that they represent.
+    NumPy scalars give the same seed as the Python numbers that they represent.
 
     :param args: the values.
     """
@@ -46,11 +46,11 @@ class Space(Mapping[str, Hparam]):
         return "\n".join([self.title, *lines])
 
     def defaults(self) -> dict[str, float]:
-        """Every hyperparameter at its default."""
+        """Return the default of every hyperparameter."""
         return {row.name: row.default for row in self.rows}
 
     def draw(self, seed: int) -> dict[str, float]:
-        """A random configuration. Each hyperparameter has its own random stream, which is named after it."""
+        """Draw a configuration. Each hyperparameter has its own random stream, named after it or its `stream`."""
         return {
             row.name: row.draw.draw(np.random.RandomState(seed_hash(seed, row.stream or row.name))) for row in self.rows
         }
@@ -64,7 +64,7 @@ def space_for(
     :param scope: the kind of dataset: "tabular", "small-image" or "image".
     :param dataset: name of the dataset.
     :param algorithm: name of the algorithm.
-    :param own: the algorithm's own hyperparameters, which replace the dataset's of the same name.
+    :param own: the algorithm's own hyperparameters, which replace those of the dataset with the same name.
     :param space: "recipe" (settings that were found to work), "paper" (the paper's table, with DomainBed's rows for
         the baselines) or "domainbed" (DomainBed's code).
     """
@@ -97,9 +97,9 @@ def resolve(
     trial_seed: int = 0,
     overrides: Mapping[str, str | float] | None = None,
 ) -> dict[str, float]:
-    """Return the configuration of one run: the defaults or a draw, then the overrides, checked.
+    """Return the configuration of one run: the defaults or a draw, with overrides, which are checked.
 
-    Draws equal DomainBed's for the same seeds.
+    Draws are equal to DomainBed's with the same seeds.
 
     :param space: search space, from `space_for`.
     :param hparams_seed: number of the draw; 0 means the defaults.

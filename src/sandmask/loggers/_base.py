@@ -1,4 +1,4 @@
-"""The interface and registry of loggers, and `RunLog`, which sends a run to its loggers."""
+"""The interface and the registry of loggers, and `RunLog`, which sends a run to its loggers."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ from sandmask.registry import Registry
 
 
 class RunLogger(Protocol):
-    """Receives one run."""
+    """The interface of a logger, which receives one run."""
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Receive one evaluation. A run that is resumed sends its earlier evaluations again.
@@ -27,9 +27,9 @@ class RunLogger(Protocol):
         ...
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:
-        """Close the log. Called once, also for a run that was interrupted.
+        """Close the log. This is called once, also for a run that was interrupted.
 
-        :param status: "done", "diverged", or "running" if the run was interrupted.
+        :param status: "done", "diverged", "pruned" (by a search), or "running" if the run was interrupted.
         :param files: the records and models of a finished run.
         """
         ...
@@ -40,16 +40,16 @@ OpenLogger = Callable[[RunSpec], RunLogger]
 
 @dataclass(frozen=True)
 class LoggerEntry:
-    """A logger by its name.
+    """A registered logger.
 
     :param name: name in `--log NAME:TARGET`.
     :param summary: what it writes to, in a few words.
-    :param open: opens the log of a run, from the target (empty if none was given), the spec, and whether the target
-        is shared by the runs of a sweep.
+    :param open: function that opens the log of a run. Its arguments are the target (empty if none was given), the
+        spec, and whether the runs of a sweep share the target.
     :param package: the module that has to be installed.
-    :param extra: the extra of sandmask that installs it.
+    :param extra: the extra of sandmask that installs this module.
     :param target: what the target is, for messages.
-    :param needs_target: whether a target has to be given.
+    :param needs_target: whether the target is required.
     :param is_path: whether a target without a scheme ("://") is a path.
     """
 
@@ -73,7 +73,7 @@ Logger = str | OpenLogger
 
 
 def requested_loggers(log: Sequence[Logger], tensorboard: str | os.PathLike[str] | None = None) -> tuple[Logger, ...]:
-    """Check the names of loggers and their packages; paths become absolute.
+    """Check the names of loggers and that their packages are installed, and make paths absolute.
 
     :param log: texts such as "wandb:my-project", or functions that open a logger.
     :param tensorboard: folder for one more logger, of TensorBoard.
@@ -85,7 +85,7 @@ def requested_loggers(log: Sequence[Logger], tensorboard: str | os.PathLike[str]
 
 
 def named_loggers(log: Sequence[Logger], tensorboard: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
-    """`requested_loggers` for a sweep, whose workers take loggers by name only.
+    """Do the same as `requested_loggers` for a sweep, whose workers accept loggers by name only.
 
     :param log: texts such as "wandb:my-project".
     :param tensorboard: folder for one more logger, of TensorBoard.
@@ -93,7 +93,9 @@ def named_loggers(log: Sequence[Logger], tensorboard: str | os.PathLike[str] | N
     found = requested_loggers(log, tensorboard)
     names = tuple(logger for logger in found if isinstance(logger, str))
     if len(names) < len(found):
-        raise SandmaskError("A sweep takes loggers by name. Register yours in a plugin: see `sandmask.loggers`.")
+        raise SandmaskError(
+            "A sweep accepts loggers only by name. Register your own in a plugin: see `sandmask.loggers`."
+        )
     return names
 
 
@@ -106,20 +108,20 @@ def _checked(text: str) -> str:
             f"Install it: pip install 'sandmask[{entry.extra}]'"
         )
     if entry.needs_target and not target:
-        raise SandmaskError(f"The logger {entry.name} needs {entry.target}: {entry.name}:TARGET.")
+        raise SandmaskError(f"The logger {entry.name} needs {entry.target}. Write {entry.name}:TARGET.")
     if entry.is_path and target and "://" not in target:
-        target = os.path.abspath(target)  # noqa: PTH100 - a link stays one
+        target = os.path.abspath(target)  # noqa: PTH100 - does not resolve links
     return f"{entry.name}:{target}" if target else entry.name
 
 
 class RunLog:
-    """Sends the evaluations of one run to its loggers: metrics by their names, and accuracies as
+    """Send the evaluations of one run to its loggers. Metrics keep their names, and accuracies are named
 
-    - `accuracy/in/<environment>` and `accuracy/out/<environment>`, held-out ones included,
-    - `accuracy/out/training environments`: the mean over the environments that the run trains on.
+    - `accuracy/in/<environment>` and `accuracy/out/<environment>`, for all environments,
+    - `accuracy/out/training environments`, the mean over the training environments.
 
-    Statistics of a mask for each tensor are left out if the network has many tensors; the records have them. A logger
-    that raises an exception is named on standard error and receives nothing more.
+    If the network has many tensors, statistics of a mask for each tensor are in the records only. If a logger raises an
+    exception, a warning is printed and the logger receives nothing more.
 
     :param loggers: texts that `requested_loggers` returned, or functions that open a logger.
     :param spec: spec of the run.
@@ -149,8 +151,8 @@ class RunLog:
         """Send one evaluation.
 
         :param step: training step.
-        :param inside: accuracy on the 80% of the examples of each environment.
-        :param outside: accuracy on the other 20%.
+        :param inside: accuracy on the "in" split of each environment.
+        :param outside: accuracy on the "out" split of each environment.
         :param metrics: other values by name.
         """
         values = without_single_tensors(metrics)
@@ -163,7 +165,7 @@ class RunLog:
     def finish(self, status: Status = "running", files: Sequence[Path] = ()) -> None:
         """Close every log. A second call does nothing.
 
-        :param status: "done", "diverged", or "running" if the run was interrupted.
+        :param status: as in `RunLogger.finish`.
         :param files: the records and models of a finished run.
         """
         present = [file for file in files if file.exists()]
@@ -171,7 +173,7 @@ class RunLog:
         self._open.clear()
 
     def _each(self, action: Callable[[RunLogger], None]) -> None:
-        """Call every logger. One that raises is not called again."""
+        """Call every logger. A logger that raises an exception is not called again."""
         working = []
         for name, logger in self._open:
             try:
@@ -195,7 +197,7 @@ def _say(name: str, error: Exception) -> None:
 
 
 def without_single_tensors(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Leave out the statistics of a mask for each tensor, if the network has more than `MOST_TENSORS`.
+    """Leave out the statistics of a mask for each tensor if the network has more than `MOST_TENSORS` tensors.
 
     :param metrics: values by name.
     """
@@ -210,7 +212,7 @@ def without_single_tensors(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def log_record(record: RunRecord, loggers: Sequence[Logger]) -> None:
-    """Log a whole run, for runs that trained in a stack.
+    """Log a whole run after it has trained in a stack, without files.
 
     :param record: record of the run.
     :param loggers: texts that `named_loggers` returned.

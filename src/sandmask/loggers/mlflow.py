@@ -13,19 +13,19 @@ from sandmask.records import RunSpec, Status
 
 EXPERIMENT = "sandmask"
 ID_TAG = "sandmask_id"
-_STATUSES = {"done": "FINISHED", "diverged": "FAILED", "running": "KILLED"}
+_STATUSES = {"done": "FINISHED", "diverged": "FAILED", "running": "KILLED", "pruned": "KILLED"}
 _LONGEST = 500  # characters of a parameter
 _METRICS_PER_CALL = 1000
 _RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 class MlflowLogger:
-    """One run of the experiment "sandmask", found again by its id when a run is resumed.
+    """A logger that writes to a run of the experiment "sandmask". A resumed run continues the run with its id.
 
-    The spec becomes the parameters, the records and models of a finished run its artifacts.
+    The spec is logged as parameters, and the records and models of a finished run as artifacts.
 
-    :param target: address of a tracking server, or a folder, which then holds a database and the artifacts; MLflow's
-        own setting (`MLFLOW_TRACKING_URI`) if empty.
+    :param target: address of a tracking server, or a folder for a database and the artifacts. If empty, MLflow's own
+        setting (`MLFLOW_TRACKING_URI`) is used.
     :param spec: spec of the run.
     :param shared: not used: all runs are in one experiment.
     """
@@ -34,7 +34,7 @@ class MlflowLogger:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs the tables of a new database
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # otherwise it logs the tables of a new database
         address, artifacts = target or None, None
         if target and "://" not in target:
             folder = Path(target)
@@ -53,7 +53,7 @@ class MlflowLogger:
         self._client.log_batch(self._run, params=params)
 
     def _find(self, experiment: str, spec: RunSpec) -> str:
-        """The run with this spec's id, opened again, or a new one."""
+        """Open the run with this spec's id again, or create it."""
         earlier = self._client.search_runs([experiment], f"tags.{ID_TAG} = '{spec.id}'", max_results=1)
         if earlier:
             self._client.update_run(earlier[0].info.run_id, status="RUNNING")
@@ -62,13 +62,13 @@ class MlflowLogger:
         return str(made.info.run_id)
 
     def _last_step(self) -> int:
-        """The last step that the run already has."""
-        names = list(self._client.get_run(self._run).data.metrics)[:1]  # an evaluation has all of them
+        """Return the last step that the run already has, or -1."""
+        names = list(self._client.get_run(self._run).data.metrics)[:1]  # every evaluation has all metrics
         history = [point for name in names for point in self._client.get_metric_history(self._run, name)]
         return max((int(point.step) for point in history), default=-1)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one evaluation, unless the run has it."""
+        """Log one evaluation, unless the run already has it."""
         from mlflow.entities import Metric
 
         if step <= self._last:
@@ -79,7 +79,7 @@ class MlflowLogger:
             self._client.log_batch(self._run, metrics=metrics[begin : begin + _METRICS_PER_CALL])
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:
-        """Keep the files and end the run."""
+        """Store the files as artifacts and end the run."""
         for file in files:
             self._client.log_artifact(self._run, str(file))
         self._client.set_terminated(self._run, _STATUSES[status])
@@ -87,9 +87,9 @@ class MlflowLogger:
 
 @contextmanager
 def _few_retries() -> Iterator[None]:
-    """Let MLflow try a request three times, unless the user has set a number: by default it tries for four minutes.
+    """Let MLflow try a request three times, unless the user has set a number. By default, it tries for four minutes.
 
-    For the first request, which fails if the address is wrong or the server does not run.
+    This is for the first request, which fails if the address is wrong or the server is not running.
     """
     if _RETRIES in os.environ:
         yield
@@ -102,7 +102,7 @@ def _few_retries() -> Iterator[None]:
 
 
 def _parameters(spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """The spec as names and texts; hyperparameters go by their own names."""
+    """Yield the names and values of the spec as text. Hyperparameters and options keep their own names."""
     for name, value in spec.to_json().items():
         if isinstance(value, dict):
             yield from ((key, str(each)) for key, each in value.items())
@@ -111,7 +111,7 @@ def _parameters(spec: RunSpec) -> Iterator[tuple[str, str]]:
 
 
 def _allowed(name: str) -> str:
-    """A name that MLflow accepts."""
+    """Replace the characters that MLflow does not accept in names."""
     return re.sub(r"[^\w\-. /:]", "_", name)
 
 

@@ -9,9 +9,9 @@ from sandmask.records import RunSpec, Status
 
 
 class TensorBoardLogger:
-    """Writes scalars to a folder. Values of an earlier attempt that the folder holds are no longer shown.
+    """A logger that writes scalars to a folder. Values that an earlier attempt wrote there are no longer shown.
 
-    :param target: folder for event files; runs of a sweep get a folder each inside it.
+    :param target: folder for event files. Each run of a sweep has its own folder inside it.
     :param spec: spec of the run.
     :param shared: whether runs of a sweep share the folder.
     """

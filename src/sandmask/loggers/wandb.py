@@ -8,13 +8,13 @@ from sandmask.records import RunSpec, Status
 
 
 class WandbLogger:
-    """One run of a project, under the id of the run, so that a resumed run continues there.
+    """A logger that writes to a run of a project. It has the id of our run, so a resumed run continues it.
 
-    The records and models of a finished run become an artifact.
+    The records and models of a finished run are stored as an artifact.
 
     :param target: project; "sandmask" if empty.
     :param spec: spec of the run, which becomes the config.
-    :param shared: whether it belongs to a sweep; its runs are grouped by dataset and algorithm.
+    :param shared: whether the run belongs to a sweep, whose runs are grouped by dataset and algorithm.
     """
 
     def __init__(self, target: str, spec: RunSpec, shared: bool) -> None:
@@ -37,7 +37,7 @@ class WandbLogger:
         self._run.log(dict(values), step=step)
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:
-        """Keep the files and close the run; a run that diverged is marked as failed."""
+        """Store the files as an artifact and close the run. A run that diverged is marked as failed."""
         import wandb
 
         if files:

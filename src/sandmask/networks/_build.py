@@ -33,7 +33,7 @@ def build_featurizer(
 
     :param network: a registered name, such as `mlp`, or the name of a timm model.
     :param input_shape: shape of one example.
-    :param sizes: `mlp_width` and `mlp_depth`, for `mlp` and networks that ask for them.
+    :param sizes: hyperparameters that determine the network, such as `mlp_width`, `mlp_depth` and `last_blocks`.
     :param weights: "pretrained" (the default for timm models), "none", or the path of a file, which is read once.
     """
     network = network.strip()
@@ -50,7 +50,7 @@ def build_featurizer(
         )
     build = partial(_registered, entry, input_shape, _arguments(entry, sizes))
     with torch.random.fork_rng(devices=[]):
-        build()  # raises now if something does not fit
+        build()  # raises errors here and not later
     return build
 
 
@@ -73,7 +73,7 @@ def _registered(
 
 
 def _arguments(entry: NetworkEntry, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """The hyperparameters that the function of an entry has as parameters."""
+    """Return the hyperparameters that are parameters of the entry's function."""
     parameters = list(inspect.signature(entry.build).parameters.values())[1:]
     asked = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     missing = [each.name for each in asked if each.default is each.empty and each.name not in sizes]
@@ -85,15 +85,15 @@ def _arguments(entry: NetworkEntry, sizes: Mapping[str, int]) -> tuple[tuple[str
 
 
 class _Pretrained:
-    """Builds a network by copying one that has the weights."""
+    """Builds networks with pretrained weights, by copying one that has them."""
 
     def __init__(self, build: Callable[..., Backbone]) -> None:
         self._build, self._templates = build, dict[int, Backbone]()
-        self()  # raises now if the file does not fit
+        self()  # raises an error here if the file does not fit
 
     def __call__(self, extra_channels: int = 0) -> Backbone:
         if extra_channels not in self._templates:
-            with torch.random.fork_rng(devices=[]):  # the weights replace all random numbers
+            with torch.random.fork_rng(devices=[]):  # the weights replace all random parameters
                 self._templates[extra_channels] = self._build(extra_channels=extra_channels)
         return copy.deepcopy(self._templates[extra_channels])
 

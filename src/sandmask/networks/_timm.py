@@ -1,4 +1,4 @@
-"""timm's models by name, and their pretrained weights. timm itself is imported only for backbones."""
+"""timm's models by name, and their pretrained weights. timm is imported only when it is needed."""
 
 import difflib
 import warnings
@@ -30,7 +30,7 @@ def import_timm() -> ModuleType:
 
 
 def resolve(name: str) -> str:
-    """Return the name as timm spells it (`architecture` or `architecture.tag`); raise with suggestions if unknown."""
+    """Return the name as timm spells it (`architecture` or `architecture.tag`), or raise an error with suggestions."""
     timm = import_timm()
     lowered = name.strip().lower()
     architecture, _, tag = lowered.partition(".")
@@ -64,28 +64,28 @@ def layer_names(name: str, kind: Literal["first_conv", "classifier"]) -> tuple[s
 
 
 def check_input_shape(name: str, input_shape: tuple[int, ...]) -> None:
-    """Raise unless the inputs are images."""
+    """Raise an error unless the inputs are images."""
     if len(input_shape) != 3:
         raise SandmaskError(
-            f"The network {name!r} takes images, [channels, height, width]; the inputs here have the shape "
+            f"The network {name!r} takes images, [channels, height, width]. Found inputs of shape "
             f"{list(input_shape)}. Choose the network mlp."
         )
 
 
 def create(name: str, input_shape: tuple[int, ...], **options: Any) -> nn.Module:
-    """Create a timm model for inputs of this shape, without its last layer; `options` are timm's."""
+    """Create a timm model without its last layer, for inputs of this shape. `options` are passed to timm."""
     name = resolve(name)
     check_input_shape(name, input_shape)
     if pretrained_cfg(name).get("fixed_input_size"):
         options["img_size"] = input_shape[1:]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # for timm's developers
+        warnings.simplefilter("ignore")  # they are for timm's developers
         model: nn.Module = import_timm().create_model(name, num_classes=0, in_chans=input_shape[0], **options)
     return model
 
 
 def feature_size(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> int:
-    """Return the number of features of a model on the meta device, or raise if it does not take the inputs."""
+    """Return the number of features of a model on the meta device. Raise an error if it does not take the inputs."""
     try:
         with torch.no_grad():
             features = model(torch.empty(2, *input_shape, device="meta"))
@@ -100,7 +100,7 @@ def feature_size(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> i
 def normalization(network: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and standard deviation of red, green and blue (0 to 1) that a network's weights expect.
 
-    ImageNet's values for networks without pretrained weights of their own.
+    For networks without pretrained weights, these are the values of ImageNet.
 
     :param network: name of the network.
     """
@@ -112,7 +112,8 @@ def normalization(network: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def pretrained_weights(name: str, input_shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """Return the state dict of timm's pretrained model for images of this size, with three input channels.
 
-    Without the weights in the cache and without a connection, this raises within seconds, where timm retries.
+    If the weights are not in the cache and there is no connection, this raises an error within seconds. timm alone
+    would retry for a long time.
     """
     cfg = pretrained_cfg(name)
     host = _source(cfg)

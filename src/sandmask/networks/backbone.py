@@ -14,24 +14,24 @@ from sandmask.networks.batch_norm import unfreeze
 from sandmask.networks.featurizer import EvaluatedModel
 from sandmask.networks.weights import fit_weights
 
-# Models of this size and larger are laid out for one run that fills the machine, smaller ones for stacks of runs.
+# Models with this many parameters or more are optimized for a single run, smaller ones for stacks of runs.
 LARGE = 1_000_000
 
 
 class Backbone(EvaluatedModel):
-    """A timm model without its last layer: pooled features.
+    """A timm model without its last layer, which returns pooled features.
 
-    A large model has its convolutions in channels-last format, which suits tensor cores, and fused attention. Under
-    `torch.func.vmap` both are slow or do not work, so a small model has neither and can be stacked.
+    A large model uses fused attention, and the channels-last format for convolutions, which is fast on tensor cores.
+    Under `torch.func.vmap`, both are slow or do not work, so a small model has neither and can be stacked.
 
     :param name: the name of the model in timm.
     :param input_shape: shape of one image.
     :param weights: a state dict to start from (see `load_weights`); None for timm's random initialization.
     :param source: name of the weights in messages.
-    :param last_blocks: for vision transformers: the features are the class tokens of this many last blocks and the mean
-        patch token of the last one, as in linear probes of DINOv2.
+    :param last_blocks: for vision transformers: number of last blocks whose class tokens are features, together with
+        the mean patch token of the last block, as in linear probes of DINOv2; 0 for timm's pooled features.
     :param attention_only: for vision transformers: train only the attention layers.
-    :param freeze_bn: False uses the statistics of the minibatch in training: see `batch_norm`.
+    :param freeze_bn: False uses the statistics of the minibatch in training; see `batch_norm`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Backbone(EvaluatedModel):
 
     @property
     def memory_format(self) -> torch.memory_format:  # type: ignore[override]
-        """That of the weights of convolutions. Not an attribute, which `torch.save` could not write."""
+        """The format of the weights of convolutions. It is a property, because `torch.save` cannot write it."""
         return torch.channels_last if self._large else torch.contiguous_format
 
     def compute(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Backbone(EvaluatedModel):
         return torch.cat([*(prefix[:, 0] for _, prefix in blocks), blocks[-1][0].mean(1)], dim=-1)
 
     def stages(self, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the features, and the maps after the stem and each block if timm provides them."""
+        """Return the features, and the outputs of the stem and of each block if timm provides them."""
         model: Any = self.model
         if self._last_blocks or not hasattr(model, "forward_intermediates"):
             return super().stages(x, drop)
@@ -102,7 +102,7 @@ class Backbone(EvaluatedModel):
 
 
 def _check_transformer(model: nn.Module, name: str, last_blocks: int, *, attention_only: bool) -> None:
-    """Raise if an option for vision transformers was given for another model."""
+    """Raise an error if an option for vision transformers was given for another model."""
     blocks = len(getattr(model, "blocks", ())) if hasattr(model, "cls_token") else 0
     for option, given in (("last_blocks", last_blocks), ("attention_only", attention_only)):
         if given and not blocks:

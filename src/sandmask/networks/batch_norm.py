@@ -62,7 +62,7 @@ class BatchStatistics(TorchFunctionMode):
 
 
 def unfreeze(model: nn.Module, name: str) -> None:
-    """Make the running averages of a model's batch-norm layers parameters; `name` is the model's name in messages."""
+    """Turn the running averages of a model's batch-norm layers into parameters. `name` is its name in messages."""
     layers = [part for part in model.modules() if isinstance(part, BATCH_NORM)]
     if not layers:
         raise SandmaskError(f"freeze_bn=0 is for networks with batch-norm. The network {name!r} has none.")

@@ -14,23 +14,23 @@ from sandmask.registry import Registry
 class Featurizer(nn.Module):
     """Maps inputs `[N, *input_shape]` to features `[N, n_features]`.
 
-    It may return more than `n_features` columns if that width is faster; the others must be zero.
+    It may return more than `n_features` columns if that width is faster. The additional columns must be zero.
     """
 
     n_features: int
     memory_format: torch.memory_format = torch.contiguous_format  # of the weights of convolutions
-    stacks = True  # whether K runs are best computed as one, under `vmap`
+    stacks = True  # whether it is best to compute K runs together, under `vmap`
     why_not_stacked = ""  # the reason if they are not
-    embeds = False  # whether inputs are indices, which lower precision would round
+    embeds = False  # whether inputs are indices, which a lower precision would round
 
     @property
     def has_kernels(self) -> bool:
-        """Whether its layers have GPU kernels for K runs, with which runs are stacked in any case."""
+        """Whether its layers have GPU kernels for K runs. If so, runs are stacked even if `stacks` is False."""
         return False
 
     @property
     def last(self) -> nn.Linear | None:
-        """The linear layer that it ends with, if `hidden` returns the input of that layer."""
+        """The final linear layer, if `hidden` returns its input; otherwise None."""
         return None
 
     def hidden(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
@@ -42,16 +42,16 @@ class Featurizer(nn.Module):
         raise TypeError(f"{type(self).__name__} should define forward(x, drop)")
 
     def stages(self, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the features and the intermediate results of its layers, [N, channels, ...]: here, the features."""
+        """Return the features, and intermediate results [N, channels, ...]. Here, these are only the features."""
         features: Tensor = self(x, drop)
         return features, (features,)
 
 
 class EvaluatedModel(Featurizer):
-    """A featurizer that computes `model` as in evaluation, also in training; dropout before the classifier (site 0).
+    """A featurizer that runs `model` in evaluation mode, also in training, followed by dropout (site 0).
 
-    Batch-norm uses its running statistics, so that the examples of a batch, and with them the environments, do not
-    influence each other. The dropout of the model is off: `drop` is the only source of noise.
+    Batch-norm uses its running statistics, so that the examples of a batch, and therefore the environments, do not
+    influence each other. The model's own dropout is off; `drop` is the only source of noise.
     """
 
     model: nn.Module
@@ -75,13 +75,14 @@ class EvaluatedModel(Featurizer):
 
 @dataclass(frozen=True)
 class NetworkEntry:
-    """A network in the registry. The models of timm need no entry: their names are enough.
+    """A network in the registry. Models of timm are found by their names and need no entry.
 
     :param name: its name, for `--network`.
     :param summary: what it is, in a few words.
-    :param build: makes the module, which maps inputs `[N, *input_shape]` to features `[N, F]`, without a classifier:
-        `build(input_shape)`, or `build(input_shape, mlp_width, mlp_depth)` for one with these hyperparameters.
-    :param stacks: whether runs of it are worth training together.
+    :param build: builds the module, which maps inputs `[N, *input_shape]` to features `[N, F]`, without a classifier.
+        It is called as `build(input_shape)`, or as `build(input_shape, mlp_width, mlp_depth)` if it has these
+        parameters.
+    :param stacks: whether several runs should be trained together, if this is possible.
     """
 
     name: str

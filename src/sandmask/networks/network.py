@@ -30,10 +30,10 @@ _HIDDEN = ("classifier_hidden.0", "classifier_hidden.1")  # the hidden layers of
 
 
 class _Parts(nn.Module):
-    """Featurizer and classifier as one module, for their parameters. Calling it returns the features.
+    """Featurizer and classifier as one module, which has the parameters of both. Calling it returns the features.
 
-    With `paired` it returns the logits: the last layer of the featurizer and the classifier are computed as one. With
-    `staged` it also returns the intermediate results of the featurizer.
+    With `paired`, it returns the logits; the last layer of the featurizer and the classifier are then computed as one.
+    With `staged`, it also returns the intermediate results of the featurizer.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class _Parts(nn.Module):
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """That of the featurizer. Not an attribute, which `torch.save` could not write."""
+        """The format of the featurizer. It is a property, because `torch.save` cannot write it."""
         return self.featurizer.memory_format
 
     @property
@@ -76,13 +76,13 @@ class _Parts(nn.Module):
 
 
 class Network(FlatModule):
-    """The model that algorithms train. Parameters are passed in: `params = network.unflatten(vector)`.
+    """The model that algorithms train. Its parameters are passed to each call: `params = network.unflatten(vector)`.
 
     :param featurizer: builds the featurizer.
     :param n_classes: number of classes.
     :param extra_features: number of further inputs of the classifier, for methods that append to the features.
-    :param dtype: what the featurizer computes in. The vector, the features and the logits stay float32.
-    :param nonlinear: give the classifier two hidden layers, of 1/2 and 1/4 of its inputs.
+    :param dtype: compute precision of the featurizer. The vector, the features and the logits are always float32.
+    :param nonlinear: give the classifier two hidden layers, with 1/2 and 1/4 as many units as it has inputs.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Network(FlatModule):
         self.n_features = parts.featurizer.n_features
         self.n_classes = n_classes
         self.nonlinear = nonlinear
-        # The layers with running statistics among the parameters: those of batch-norm that is not frozen.
+        # The layers whose running statistics are parameters: batch-norm that is not frozen.
         self.norms = [s.name.removesuffix(f".{RUNNING[0]}") for s in self.slots if s.name.endswith(RUNNING[0])]
         self.has_kernels = parts.featurizer.has_kernels  # whether K runs can train as one by GPU kernels
         self.why_not_stacked = parts.featurizer.why_not_stacked
@@ -111,7 +111,7 @@ class Network(FlatModule):
         self._compiled: Compiled | None = None
 
     def compile(self) -> None:
-        """Compile the featurizer's training passes: slow to start, then fewer and larger kernels.
+        """Compile the training passes of the featurizer. The first steps are slow, later ones use fewer kernels.
 
         If the compiler fails, a warning is logged and the network runs uncompiled.
         """
@@ -128,19 +128,19 @@ class Network(FlatModule):
         return self._stacks and super().stacks
 
     def unflatten(self, vector: Tensor) -> Params:
-        """As `FlatModule.unflatten`; running statistics have no gradient."""
+        """Return the parameters by name, as `FlatModule.unflatten` does. Running statistics have no gradient."""
         params = super().unflatten(vector)
         if not self.norms:
             return params
         return {name: v.detach() if name.rpartition(".")[2] in RUNNING else v for name, v in params.items()}
 
     def training(self) -> AbstractContextManager[object]:
-        """Within this context, batch-norm that is not frozen normalizes by the statistics of the minibatch."""
+        """Return a context in which batch-norm that is not frozen normalizes with the statistics of the minibatch."""
         return BatchStatistics() if self.norms else nullcontext()
 
     @torch.no_grad()
     def tracked(self, before: Tensor, after: Tensor, x: Tensor) -> Tensor:
-        """Return the vector `after` a step, with the running statistics of `before` updated by those of the inputs."""
+        """Return the vector `after` a step, with the running statistics of `before` updated by those of inputs `x`."""
         params = self.unflatten(before)
         with BatchStatistics(keep=True) as statistics:
             self(params, self._cast(x), None)
@@ -153,7 +153,7 @@ class Network(FlatModule):
         return self.flatten(moved)
 
     def features(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """Features [N, n_features] of inputs [N, ...]."""
+        """Return features [N, n_features] of inputs [N, ...]."""
         return self._on_rows(self._features, params, x, drop)
 
     def _features(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
@@ -161,7 +161,7 @@ class Network(FlatModule):
         return features if self.dtype == torch.float32 else features.to(params["classifier.weight"].dtype)
 
     def stages(self, params: Params, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, list[Tensor]]:
-        """The features, and the intermediate results of the featurizer, [N, channels, ...] each."""
+        """Return the features, and the intermediate results of the featurizer, [N, channels, ...] each."""
         return self._on_rows(self._stages, params, x, drop)
 
     def _stages(self, params: Params, x: Tensor, drop: Dropout | None) -> tuple[Tensor, list[Tensor]]:
@@ -170,7 +170,7 @@ class Network(FlatModule):
         return features[..., : self.n_features].to(exact), [stage.to(exact) for stage in stages]
 
     def _on_rows(self, function: Callable[..., T], params: Params, x: Tensor, drop: Dropout | None) -> T:
-        """A pass through the network, whose rows several processes may divide."""
+        """Call a function of inputs, whose rows several processes may divide among them."""
 
         def of_rows(x: Tensor, keys: Tensor | None) -> T:
             return function(params, x, None if drop is None or keys is None else Dropout(drop.rate, keys))
@@ -185,7 +185,7 @@ class Network(FlatModule):
         return features
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
-        """Logits [..., n_classes] of features [..., n_features]. Recorded gradients have one row per example."""
+        """Return logits [..., n_classes] of features [..., n_features]. Rows are flattened to one row per example."""
         rows = features.flatten(0, -2)
         if self.nonlinear:
             for layer in _HIDDEN:
@@ -194,7 +194,7 @@ class Network(FlatModule):
         return logits.view(*features.shape[:-1], -1)
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """Logits [N, n_classes] of inputs."""
+        """Return logits [N, n_classes] of inputs [N, ...]."""
         return self._on_rows(self._logits, params, x, drop)
 
     def _logits(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:

@@ -21,8 +21,8 @@ from sandmask.gradients import find_leaks
 from sandmask.networks.backbone import LARGE
 from sandmask.networks.featurizer import EvaluatedModel
 
-EXAMPLES = 4  # of the batch that a module is checked with
-CHANGE = 1.1  # factor of the parameters, to see whether features follow them
+EXAMPLES = 4  # size of the batch that a module is checked with
+CHANGE = 1.1  # factor of the parameters, to check that features depend on them
 TOLERANCE = 1e-3  # relative to the largest number
 
 
@@ -36,9 +36,9 @@ class NetworkReport:
 
 
 class OwnNetwork(EvaluatedModel):
-    """A module of the user as a featurizer.
+    """A user's module as a featurizer.
 
-    If it stacks, attention is computed by plain products, because the fused kernels do not take a stack of runs.
+    If it stacks, attention is computed with plain matrix products, because fused kernels do not support stacks of runs.
     """
 
     def __init__(self, module: nn.Module, report: NetworkReport) -> None:
@@ -63,9 +63,9 @@ def _plain_attention(wanted: bool) -> AbstractContextManager[object]:
 
 
 def inspect_module(name: str, module: object, input_shape: tuple[int, ...], *, stacks: bool = True) -> NetworkReport:
-    """Raise if the results of a module would be wrong, and find out whether runs of it can be stacked.
+    """Raise an error if training a module would give wrong results, and find out whether its runs can be stacked.
 
-    It is tried with examples of zeros and ones, which are also valid pixels and indices of tokens.
+    The module is called on examples of zeros and ones, which are also valid pixels and indices of tokens.
 
     :param name: its name in messages.
     :param module: the module.
@@ -91,7 +91,7 @@ def inspect_module(name: str, module: object, input_shape: tuple[int, ...], *, s
 
 
 def _problems(module: nn.Module) -> Iterator[str]:
-    """Problems that can be seen without computing."""
+    """Yield problems that can be found without calling the module."""
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():
         if isinstance(parameter, UninitializedParameter):
@@ -154,7 +154,7 @@ def _shape(x: Tensor) -> str:
 
 @torch.no_grad()
 def _check_function(name: str, module: nn.Module, x: Tensor, features: Tensor) -> None:
-    """Raise if the features are random or depend on the other examples of the batch."""
+    """Raise an error if the features are random, or depend on other examples of the batch."""
     if not _is_close(module(x), features):
         raise SandmaskError(
             f"The network {name!r} is random in evaluation mode. Use the hyperparameter `dropout`, or switch its own "
@@ -169,7 +169,7 @@ def _check_function(name: str, module: nn.Module, x: Tensor, features: Tensor) -
 
 
 def _check_parameters(name: str, module: nn.Module, x: Tensor) -> None:
-    """Raise if it is not the function of its parameters that training takes it for."""
+    """Raise an error if features and gradients are not those of a pure function of the module's parameters."""
     other = copy.deepcopy(module)
     trained = {key: value for key, value in other.named_parameters() if value.requires_grad}
     with torch.no_grad():
@@ -178,7 +178,7 @@ def _check_parameters(name: str, module: nn.Module, x: Tensor) -> None:
     try:
         function = FlatModule(lambda: module)
         vector = function.flatten(trained).detach().requires_grad_()
-        with warnings.catch_warnings(action="ignore"):  # training shows them
+        with warnings.catch_warnings(action="ignore"):  # they are shown in training
             expected = _with_gradient(other(x), list(trained.values()))
             found = _with_gradient(function(function.unflatten(vector), x), [vector])
     except Exception as error:
@@ -195,14 +195,14 @@ def _check_parameters(name: str, module: nn.Module, x: Tensor) -> None:
 
 
 def _with_gradient(features: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    """The features, and the gradients of the sum of their squares."""
+    """Return the features, and the gradients of the sum of their squares."""
     grads = torch.autograd.grad(features.square().sum(), parameters, allow_unused=True)
     pairs = zip(parameters, grads, strict=True)
     return [features.detach(), *(torch.zeros_like(each) if grad is None else grad for each, grad in pairs)]
 
 
 def _why_not_stacked(module: nn.Module, x: Tensor) -> str:
-    """Why K runs of it should be trained one after the other; empty if they can be stacked."""
+    """Return the reason why K runs should be trained one after the other; empty if they can be stacked."""
     if sum(parameter.numel() for parameter in module.parameters()) >= LARGE:
         return "it has a million parameters or more and fills a machine by itself"
     if any(isinstance(part, _ConvNd) for part in module.modules()):

@@ -12,7 +12,10 @@ from sandmask.networks.featurizer import NETWORKS, Featurizer, NetworkEntry
 
 
 class MLP(Featurizer):
-    """input -> width, `depth - 2` hidden layers, width -> `n_outputs`; dropout and ReLU between them."""
+    """A multi-layer perceptron with `depth` linear layers, and ReLU and dropout between them.
+
+    Its hidden layers have `width` outputs, and its last layer has `n_outputs`, or `width` if not given.
+    """
 
     def __init__(self, n_inputs: int, width: int, depth: int, n_outputs: int | None = None) -> None:
         super().__init__()
@@ -22,13 +25,13 @@ class MLP(Featurizer):
 
     @property
     def last(self) -> nn.Linear:
-        """The layer without a ReLU."""
+        """The last layer, which has no ReLU."""
         last = self.layers[-1]
         assert isinstance(last, nn.Linear)
         return last
 
     def hidden(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """The input of the last layer."""
+        """Return the input of the last layer."""
         x = x.flatten(1)
         for site, layer in enumerate(self.layers[:-1]):
             assert isinstance(layer, nn.Linear)
@@ -36,19 +39,19 @@ class MLP(Featurizer):
         return x
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """The features."""
+        """Return the features."""
         return affine(self.hidden(x, drop), self.last.weight, self.last.bias)
 
 
 class MNISTConvNet(Featurizer):
-    """Four 3 x 3 convolutions, each with ReLU and group normalization; average pooling; 128 features."""
+    """Four 3 x 3 convolutions with ReLU and group normalization, then average pooling to 128 features."""
 
     n_features = 128
     stacks = False  # under `vmap`, K convolutions become a grouped one, which is slower on every device
 
     @property
     def has_kernels(self) -> bool:
-        """True with TF32 and in half precision."""
+        """Whether the precision is one for which convolutions have kernels: TF32, half precision or `fp32x3`."""
         return kernels_suit()
 
     def __init__(self, n_channels: int) -> None:
@@ -60,7 +63,7 @@ class MNISTConvNet(Featurizer):
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - has no dropout layer
-        """The features."""
+        """Return the features."""
         last = self.blocks[-1]
         for convolution, _, norm in zip(*[iter(self.blocks)] * 3, strict=True):
             assert isinstance(convolution, nn.Conv2d)

@@ -1,4 +1,4 @@
-"""Weights from a file: read it, adapt its tensors to a timm model, and give advice if they do not match."""
+"""Read weights from a file, adapt them to a timm model, and suggest other networks if they do not fit."""
 
 import json
 import pickle
@@ -19,9 +19,9 @@ from sandmask.networks._timm import import_timm, layer_names
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "teacher", "params")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "featurizer.")
-_NOT_NEEDED = "num_batches_tracked"  # a count for running averages, which are constants here
+_NOT_NEEDED = "num_batches_tracked"  # a counter of batch-norm, which is not used here
 _CONVERSION_ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-# Tried in this order if the name of a file does not name an architecture.
+# Architectures that are tried in this order if the name of a file does not name one.
 _COMMON = (
     "resnet50", "resnet18", "resnet34", "resnet101", "resnet152", "resnext50_32x4d", "wide_resnet50_2",
     "vit_small_patch16_224", "vit_base_patch16_224", "vit_base_patch32_224", "vit_large_patch16_224",
@@ -29,7 +29,7 @@ _COMMON = (
     "efficientnet_b0", "efficientnet_lite0", "mobilenetv3_large_100", "convnext_tiny", "convnext_base",
     "swin_tiny_patch4_window7_224", "densenet121", "regnety_016",
 )  # fmt: skip
-_FOLDERS = 4  # folders above a file that may have the name of its model: as deep as in the cache of a hub
+_FOLDERS = 4  # how many folders above a file may be named after its model; as many as in the cache of the Hub
 
 StateDict = dict[str, Tensor]
 
@@ -55,7 +55,7 @@ def load_weights(path: str | Path) -> StateDict:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """By the content, because files get renamed: 8 bytes with the length of a header, then JSON."""
+    """Whether the content is safetensors (8 bytes with the length of a header, then JSON), whatever the file's name."""
     with path.open("rb") as file:
         start = file.read(9)
     return start[8:] == b"{" or (path.suffix.lower() == ".safetensors" and not start.startswith((b"PK", b"\x80")))
@@ -94,7 +94,7 @@ def _strip_prefixes(tensors: StateDict) -> StateDict:
 
 
 def _full_precision(value: Tensor, name: str, path: Path) -> Tensor:
-    """Return a tensor of floats as float32, and one of integers unchanged; raise for others and for NaN or inf."""
+    """Return floats as float32 and integers unchanged. Raise an error for other tensors, and for NaN or inf."""
     if value.layout is not torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
         raise SandmaskError(f"{path}: the tensor {name} is sparse, quantized, complex or empty. Give a file of floats.")
     if not value.is_floating_point():
@@ -106,11 +106,11 @@ def _full_precision(value: Tensor, name: str, path: Path) -> Tensor:
 
 
 def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, source: str) -> StateDict:
-    """Return the state dict that fits a model without its last layer; raise if something is missing.
+    """Return the state dict that fits a model without its last layer. Raise an error if something is missing.
 
-    The last layer of the weights is dropped, the first convolution is adapted to the number of input channels (as timm
-    does: summed for one channel, otherwise repeated and scaled to the same sum), and position embeddings to the image
-    size.
+    The last layer of the weights is dropped. The first convolution is adapted to the number of input channels, as in
+    timm: it is summed for one channel, and otherwise repeated and scaled to the same sum. Position embeddings are
+    adapted to the image size.
 
     `name` is the name of the timm model, and `source` the name of the weights in messages, such as their path.
     """
@@ -130,9 +130,9 @@ def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, sour
 
 
 def _converted(weights: Mapping[str, Tensor], model: nn.Module) -> StateDict:
-    """Convert other names and image sizes, for which timm has functions for some families of models."""
+    """Convert names of tensors and image sizes with timm's function for the family of the model, if there is one."""
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    with suppress(*_CONVERSION_ERRORS):  # of weights of another family
+    with suppress(*_CONVERSION_ERRORS):  # raised for weights of another family
         if convert is not None:
             return dict(convert(dict(weights), model))
     return dict(weights)
@@ -206,7 +206,10 @@ def _other_namesake(weights: Mapping[str, Tensor], network: str, source: str) ->
 
 
 def _named_by(source: str) -> list[str]:
-    """Architectures in the description of a file, its name and the names of its folders; longer names first."""
+    """Return the architectures named in a file's metadata, in its name and in the names of its folders.
+
+    The metadata comes first. Longer names come before shorter ones.
+    """
     models = import_timm().list_models() if Path(source).is_file() else []
     found: dict[str, None] = {}
     for hint in _hints(Path(source)):
@@ -218,8 +221,8 @@ def _named_by(source: str) -> list[str]:
 
 
 def _hints(path: Path) -> Iterator[str]:
-    """Texts that may name the architecture of a file, the most reliable first."""
-    with suppress(OSError, ValueError, AttributeError):  # timm's models on the hub have this file
+    """Yield texts that may name the architecture of a file, the most reliable first."""
+    with suppress(OSError, ValueError, AttributeError):  # timm's models on the Hub have this file
         yield str(json.loads((path.parent / "config.json").read_text(encoding="utf-8")).get("architecture", ""))
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError, safe_open
@@ -231,7 +234,7 @@ def _hints(path: Path) -> Iterator[str]:
 
 
 def _alike(architecture: str) -> list[str]:
-    """The architecture, then those with the same end of the name, such as tf_efficientnet_b0 and efficientnet_b0."""
+    """Return the architecture and those with the same end of the name, as tf_efficientnet_b0 and efficientnet_b0."""
     rest = architecture.partition("_")[2]
     ends = (architecture, f"_{rest}") if "_" in rest else (architecture,)
     others = [name for name in import_timm().list_models() if f"_{name}".endswith(ends) and name != architecture]

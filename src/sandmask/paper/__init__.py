@@ -3,7 +3,7 @@
     from sandmask.paper import printed
     printed("training-domain", "Spirals", "ANDMask").mean       # 88.0, Table 3
 
-No other package needs this one. `commands` is `sandmask paper`.
+The rest of sandmask works without this package. `commands` implements `sandmask paper`.
 """
 
 from sandmask.paper._printed import (

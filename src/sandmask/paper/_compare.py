@@ -1,4 +1,4 @@
-"""Compare our cells with the printed cells: difference, joint error, verdict."""
+"""Compare our cells with the printed cells: difference, joint error and verdict."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _ROUNDING = 0.05  # of a number printed with one digit after the point
 
 @dataclass(frozen=True)
 class Compared:
-    """One cell, ours and the paper's."""
+    """A cell of a table: our number and the paper's number."""
 
     rule: str
     dataset: str
@@ -41,14 +41,14 @@ class Compared:
 
     @property
     def joint_error(self) -> float | None:
-        """The standard error of the difference, in percent; None if one of the two has no error."""
+        """The standard error of the difference, in percentage points; None if one of the numbers has no error."""
         if self.ours.error is None or self.paper is None or self.paper.error is None:
             return None
         return math.hypot(self.ours.error, self.paper.error)
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, in percent."""
+        """Our number minus the paper's, in percentage points."""
         return None if self.ours.mean is None or self.paper is None else self.ours.mean - self.paper.mean
 
     @property
@@ -67,7 +67,7 @@ class Compared:
 
     @property
     def words(self) -> str:
-        """The cell of a table."""
+        """The text of the cell in a table."""
         text = ours_text(self.ours)
         if self.paper is None:
             return text
@@ -76,17 +76,17 @@ class Compared:
 
 
 def printed_row(method: str) -> str:
-    """The name of the printed row that a method is compared with; averaged weights (`ERM + SMA`) have none."""
+    """Return the name of the printed row of a method. For averaged weights (`ERM + SMA`), there is no such row."""
     return PRINTED_AS.get(printed_name(method), printed_name(method))
 
 
 def shown(method: str) -> str:
-    """A method's name in a table: `ERM (bf16)` for `ERM (precision=bf16)`."""
+    """Return a method's name in a table: `ERM (bf16)` for `ERM (precision=bf16)`."""
     return method.replace("precision=", "")
 
 
 def ours_text(cell: Cell) -> str:
-    """The text of a cell in reports; without a number, how many of the environments of an average there are."""
+    """Format a cell as reports do. An average without a number shows how many of its environments there are."""
     parts = cell.parts
     if cell.expected and cell.mean is None and parts is not None and not parts.complete:
         return f"{parts.found}/{parts.of} environments"
@@ -102,7 +102,7 @@ def compare(
     trials: int | None = None,
     comparable: bool = True,
 ) -> list[Compared]:
-    """Every cell of the tables of these datasets: environments first, then the average."""
+    """Compare every cell of the tables of these datasets: environments first, then the average."""
     mine = [run for run in runs if run.spec.dataset in datasets and _is_in_tables(run)]
     if not mine:
         raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
@@ -111,7 +111,7 @@ def compare(
 
 
 def _is_in_tables(run: RunRecord) -> bool:
-    """Whether the paper's tables have the environment that a run holds out. They have 16 of the 17 of Spirals."""
+    """Whether the paper's tables contain the environment that a run holds out: of Spirals, 16 of 17 environments."""
     columns = environments(run.spec.dataset)
     is_known = bool(columns) and columns == run.env_names[: len(columns)]
     return not is_known or len(run.spec.test_envs) != 1 or run.spec.test_envs[0] < len(columns)
@@ -129,28 +129,31 @@ def _rule_cells(rule: RuleReport, comparable: bool) -> Iterator[Compared]:
 
 
 def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:
-    """An incomplete average over the trials that have every environment; it stays marked as incomplete.
+    """Give an incomplete average an error over trials, if each trial has all environments or none.
 
-    Without such a trial there is no number, because the paper's is over all environments.
+    The average stays marked as incomplete. It has no number if an environment is missing, because the paper's average
+    is over all environments.
     """
     unknown = replace(average, mean=None, error=None)
     if average.parts is not None and average.parts.of > len(cells):
         return unknown
     if average.error is not None or average.complete or not average.expected:
         return average
+    if any(cell.mean is None for cell in cells):
+        return unknown
     means = []
-    for trials in zip(*(cell.trials for cell in cells), strict=True):  # the same one in each environment
+    for trials in zip(*(cell.trials for cell in cells), strict=True):  # the same trial in each environment
         accuracies = [trial.selected.test_accuracy for trial in trials if trial.selected is not None]
         if len(accuracies) == len(cells):
             means.append(float(np.mean(accuracies)))
-    if not means:
-        return unknown
+        elif accuracies:
+            return average
     mean, error = mean_and_error(means)
     return replace(average, mean=mean, error=error if len(means) > 1 else None)
 
 
 def cell_rows(cells: Sequence[Compared]) -> list[dict[str, object]]:
-    """A row of a data frame for each cell."""
+    """Return a row of a data frame for each cell."""
     return [
         {
             "selection": cell.rule,
@@ -173,7 +176,7 @@ def cell_rows(cells: Sequence[Compared]) -> list[dict[str, object]]:
 
 
 def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str]) -> Grid:
-    """Methods by (dataset or rule): the averages, as in the paper's main tables."""
+    """Make a table of averages, methods by datasets or by rules, as in the paper's main tables."""
     averages = [cell for cell in cells if cell.environment == AVERAGE]
     several = len({cell.dataset for cell in averages}) > 1
     columns = list(dict.fromkeys((cell.dataset if several else cell.rule) for cell in averages))
@@ -192,7 +195,7 @@ def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str]) -
 
 
 def environments_grid(cells: Sequence[Compared], title: str) -> Grid:
-    """Environments by methods, of one dataset and rule, with a count of the verdicts in the last row."""
+    """Make a table of environments by methods for one dataset and rule. The last row counts the verdicts."""
     methods = list(dict.fromkeys(cell.method for cell in cells))
     names = list(dict.fromkeys(cell.environment for cell in cells))
     found = {(cell.environment, cell.method): cell for cell in cells}

@@ -9,7 +9,7 @@ from torch import Tensor
 from sandmask.masks import and_weights, sand_weights
 
 REACH = 2.0  # the plane is [-REACH, REACH] squared
-NEAR = 0.25  # an end this close to a minimum is at that minimum
+NEAR = 0.25  # an end that is this close to a minimum counts as at the minimum
 SLOW = 0.01  # an update below this share of the average gradient is slow
 
 
@@ -26,11 +26,11 @@ class Bump:
         return away, self.height * torch.exp(-away.square().sum(-1, keepdim=True) / (2 * self.width**2))
 
     def value(self, points: Tensor) -> Tensor:
-        """[..., 2] -> [...]."""
+        """The loss at points: [..., 2] -> [...]."""
         return self._weight(points)[1].squeeze(-1)
 
     def gradient(self, points: Tensor) -> Tensor:
-        """[..., 2] -> [..., 2]."""
+        """The gradient at points: [..., 2] -> [..., 2]."""
         away, weight = self._weight(points)
         return -away / self.width**2 * weight
 
@@ -54,7 +54,7 @@ def gradients(points: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Masking:
-    """A mask by name: from gradients [E, ...] to weights [...]."""
+    """A mask with a name: a function from gradients [E, ...] to weights [...]."""
 
     name: str
     label: str
@@ -99,7 +99,7 @@ def grid(points: int) -> Tensor:
 
 
 def dead_zones(masking: Masking, resolution: int) -> dict[str, float]:
-    """Shares of the plane under a mask, on a grid of resolution^2 points.
+    """Measure shares of the plane under a mask, on a grid of resolution^2 points.
 
     "dead": the update is zero; "partly_dead": at least one of its two elements is zero; "slow": it is shorter than a
     hundredth of the average gradient, or zero.
@@ -113,7 +113,7 @@ def dead_zones(masking: Masking, resolution: int) -> dict[str, float]:
 
 
 def descend(masking: Masking, starts: Tensor, momentum: float, steps: int, lr: float) -> Tensor:
-    """Ends [N, 2] of gradient descent from starts [N, 2], with the momentum of `torch.optim.SGD`."""
+    """Return the ends [N, 2] of gradient descent from starts [N, 2], with the momentum of `torch.optim.SGD`."""
     points, velocity = starts.clone(), torch.zeros_like(starts)
     for _ in range(steps):
         velocity = momentum * velocity + masking.update(gradients(points))
@@ -122,7 +122,7 @@ def descend(masking: Masking, starts: Tensor, momentum: float, steps: int, lr: f
 
 
 def minima() -> dict[str, Tensor]:
-    """The two minima of the average: the shared one, and the one that only A has."""
+    """Find the two minima of the average: the shared one, and the one that only A has."""
     starts = torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
     ends = descend(and_masking(0.0), starts, momentum=0.0, steps=4000, lr=0.05)
     return {"shared": ends[0], "spurious": ends[1]}
@@ -134,8 +134,8 @@ ENDS = ("shared", "spurious", "stopped", "elsewhere")
 def classify(ends: Tensor, masking: Masking, places: dict[str, Tensor]) -> Tensor:
     """Classify the end of each descent, as an index into `ENDS`.
 
-    A descent has stopped if it gets no update although the average has a gradient. This does not apply at the shared
-    minimum: the minima of the two environments lie a little apart there, with a small dead zone between them.
+    A descent has stopped if it gets no update although the average has a gradient. An end near the shared minimum is
+    "shared" in any case: the minima of the two environments lie a little apart there, with a small dead zone between.
     """
     grads = gradients(ends)
     stopped = (masking.update(grads) == 0).all(-1) & (grads.mean(0).norm(dim=-1) > 1e-9)

@@ -17,7 +17,7 @@ _ROUNDING = Decimal("0.05")  # the largest rounding error of a number with one d
 
 @dataclass(frozen=True)
 class PrintedCell:
-    """One number of the paper, in percent; averages have "Avg" instead of an environment or dataset.
+    """A number of the paper, in percent. Averages have "Avg" instead of an environment or dataset.
 
     `table` is "1", "2", "3" or "appendix". The digits are those that are printed, so that 98 differs from 98.0.
     """
@@ -43,14 +43,14 @@ class PrintedCell:
 
 @cache
 def printed_cells() -> tuple[PrintedCell, ...]:
-    """Return every number, in the order of the paper."""
+    """Return every number of the paper, in its order."""
     text = files("sandmask.paper").joinpath("printed.csv").read_text(encoding="utf-8")
     return tuple(PrintedCell(*row) for row in list(csv.reader(text.splitlines()))[1:])
 
 
 @cache
 def _index(table: str | None) -> dict[tuple[str, str, str, str], PrintedCell]:
-    # The tables of the main text come first and have the standard error of the averages, so they win.
+    # The tables of the main text come first and are preferred, because they have the standard errors of averages.
     index: dict[tuple[str, str, str, str], PrintedCell] = {}
     for cell in printed_cells():
         if table in (None, cell.table):
@@ -66,10 +66,10 @@ def printed(
     *,
     table: str | None = None,
 ) -> PrintedCell | None:
-    """Return the paper's number for a cell; None if it has none.
+    """Return the paper's number for a cell; None if the paper has none.
 
-    `printed("oracle", "PACS", "SANDMask", "A")` is a cell of the appendix. Without the environment, it is the
-    dataset's average in Table 2, and `printed("oracle", "Avg", "SANDMask")` is the last column there.
+    `printed("oracle", "PACS", "SANDMask", "A")` is a cell of the appendix. Without the environment, the result is the
+    dataset's average in Table 2. `printed("oracle", "Avg", "SANDMask")` is in the last column there.
 
     :param selection: "training-domain" or "oracle".
     :param dataset: name, or "Avg".
@@ -107,7 +107,7 @@ def algorithms() -> tuple[str, ...]:
 
 
 class Inconsistency(NamedTuple):
-    """A printed average, and the average of the printed values that it is over."""
+    """A printed average, and the average recomputed from the printed values."""
 
     cell: PrintedCell
     recomputed: Decimal
@@ -119,7 +119,7 @@ class Inconsistency(NamedTuple):
 
 
 def inconsistencies() -> list[Inconsistency]:
-    """Return the averages that differ from the average of the printed values by more than their own rounding."""
+    """Return the printed averages that differ from the recomputed ones by more than their own rounding."""
     values: defaultdict[tuple[str, ...], list[Decimal]] = defaultdict(list)
     for cell in printed_cells():
         if cell.environment != AVERAGE:
@@ -136,7 +136,7 @@ def inconsistencies() -> list[Inconsistency]:
 
 
 def beside_paper(table: Table, rule: str, dataset: str | None) -> Table:
-    """The same table with the paper's number in every cell that has one; `dataset` is None for averages."""
+    """Add the paper's numbers to the cells that have one. `dataset` is None for the table of averages."""
 
     def cell_of(method: str, column: str) -> Cell:
         cell, name = table.cells[method, column], printed_name(method)
@@ -162,6 +162,6 @@ def beside_paper(table: Table, rule: str, dataset: str | None) -> Table:
 
 
 def printed_name(method: str) -> str:
-    """The name under which the paper has a method's numbers; it has none of averaged weights, `ERM + SMA`."""
+    """Return the name of a method in the paper's tables. Averaged weights (`ERM + SMA`) have no row there."""
     algorithm = algorithm_of(method)
     return method if method.startswith(f"{algorithm} + ") else algorithm

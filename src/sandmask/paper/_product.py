@@ -31,17 +31,17 @@ class Product:
     summary: Mapping[str, Any] = field(default_factory=dict)  # the main numbers, for `--json`
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the title, the figures and the tables."""
+        """Return what a notebook shows: the title, the figures and the tables."""
         pictures = "".join(f'<img alt="{html.escape(name)}" src="{_data_url(f)}">' for name, f in self.figures.items())
         return f"<h3>{html.escape(self.title)}</h3>{pictures}<pre>{html.escape(self.words())}</pre>"
 
     def words(self) -> str:
-        """The tables in Markdown."""
+        """Return the tables in Markdown."""
         return markdown(self.grids)
 
 
 def _data_url(figure: "Figure") -> str:
-    """A figure as a PNG file inside a URL."""
+    """Encode a figure as a PNG file inside a URL."""
     stream = io.BytesIO()
     with style():
         figure.savefig(stream, format="png", dpi=100)
@@ -49,7 +49,7 @@ def _data_url(figure: "Figure") -> str:
 
 
 def write_product(product: Product, out: Path) -> list[Path]:
-    """Write figures as PNG and PDF, tables as Markdown and LaTeX, data as CSV; return the paths of the files."""
+    """Write figures as PNG and PDF, tables as Markdown and LaTeX, and data as CSV. Return the paths of the files."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
 
@@ -60,7 +60,7 @@ def write_product(product: Product, out: Path) -> list[Path]:
 
     with style():
         for name, figure in product.figures.items():
-            # Without version and date, the same figure is the same file.
+            # Without version and date, equal figures give equal files.
             write(f"{name}.png", figure.savefig, format="png", dpi=160, metadata={"Software": None})
             write(f"{name}.pdf", figure.savefig, format="pdf", metadata={"CreationDate": None})
     for name, frame in product.data.items():

@@ -23,26 +23,26 @@ Pick = Callable[[Sequence[RunRecord], int], Selected | None]  # selects among th
 
 
 def alone(runs: Sequence[RunRecord], test_env: int) -> list[RunRecord]:
-    """The finished runs that hold out this environment and no other, in the order of their draws."""
+    """Return the ended runs that hold out this environment and no other, in the order of their draws."""
     mine = [run for run in runs if is_settled(run) and len(run.steps) and run.spec.test_envs == (test_env,)]
     return sorted(mine, key=lambda run: (run.spec.hparams_seed, run.spec.seed, run.spec.id))
 
 
 def by_rule(name: str) -> Pick:
-    """A registered rule."""
+    """Return the `Pick` of a registered rule."""
     return lambda runs, test_env: select(RULES[name], runs, test_env)
 
 
 def trial_choices(runs: Sequence[RunRecord], pick: Pick) -> dict[GroupKey, Selected]:
-    """What a rule selects for every (method, held-out environment, trial) with eligible runs."""
+    """Return what a rule selects for every (method, held-out environment, trial) with eligible runs."""
     found = {key: pick(group, key.test_env) for key, group in group_runs(runs).items()}
     return {key: chosen for key, chosen in found.items() if chosen is not None}
 
 
 def averages(choices: dict[GroupKey, Selected], environments: int) -> dict[str, tuple[float, float | None] | None]:
-    """The average over environments by method: its mean and error over trials, in percent.
+    """Return each method's average over environments: its mean and error over trials, in percent.
 
-    It is None if a trial lacks an environment. The error is None if there is one trial.
+    It is None if a trial lacks an environment. The error is None if there is only one trial.
     """
     result: dict[str, tuple[float, float | None] | None] = {}
     for method in dict.fromkeys(key.method for key in choices):
@@ -58,30 +58,30 @@ def averages(choices: dict[GroupKey, Selected], environments: int) -> dict[str, 
 
 
 def validation(run: RunRecord) -> NDArray[np.float64]:
-    """The value that training-domain validation maximizes, at every checkpoint."""
+    """Return the value that training-domain validation maximizes, at every checkpoint."""
     return mean_over_environments(run.accuracy_out[:, run.train_envs])
 
 
 def tied(run: RunRecord) -> NDArray[np.int64]:
-    """The indices of the checkpoints that share the highest validation accuracy."""
+    """Return the indices of the checkpoints with the highest validation accuracy."""
     values = validation(run)
     return np.flatnonzero(values == values.max())
 
 
 def every(run: RunRecord, steps: int) -> NDArray[np.int64]:
-    """The indices of the checkpoints whose step is a multiple of `steps`, and of the last one."""
+    """Return the indices of the checkpoints whose step is a multiple of `steps`, and of the last one."""
     kept = np.flatnonzero(run.steps % steps == 0)
     return np.union1d(kept, [len(run.steps) - 1]) if len(run.steps) else kept
 
 
 def compact(runs: Sequence[RunRecord], interval: int) -> list[RunRecord]:
-    """The same runs without training curves and with fewer checkpoints, which give the same tables.
+    """Remove training curves and checkpoints that no table needs.
 
     Each run keeps the checkpoints of every `interval` steps, and all that a rule may select for the run or one of its
-    averages: under training-domain validation the first, last, luckiest and unluckiest of the checkpoints that tie;
-    those of worst-training-domain and leave-one-domain-out (also in the runs that it compares); and the last one, for
-    the oracle. The answers of `why` to intervals that are multiples of `interval` stay the same, too. Unfinished runs
-    and those with metrics by which a rule may select keep all checkpoints.
+    averages: under training-domain validation the first, last, luckiest and unluckiest of the tied checkpoints; those
+    of worst-training-domain and leave-one-domain-out (also in the runs that it compares); and the last one, for the
+    oracle. The answers of `why` for intervals that are multiples of `interval` also stay the same. Unfinished runs, and
+    runs with metrics by which a rule may select, keep all checkpoints.
     """
     split = [part for run in runs for part in split_averages([run])]
     pairs = _steps_of_pairs(split)
@@ -108,7 +108,7 @@ def _compacted(run: RunRecord, interval: int, pairs: dict[str, set[int]]) -> Run
 
 
 def _selectable(run: RunRecord) -> set[int]:
-    """The steps that training-domain and worst-training-domain may select."""
+    """Return the steps that training-domain and worst-training-domain may select."""
     if not run.train_envs or not len(run.steps):
         return set()
     best = tied(run)
@@ -122,7 +122,7 @@ def _selectable(run: RunRecord) -> set[int]:
 
 
 def _steps_of_pairs(runs: Sequence[RunRecord]) -> dict[str, set[int]]:
-    """For each run, by its id, the steps that leave-one-domain-out chooses, in the run itself and in its siblings."""
+    """Return the steps of each run, by its id, that leave-one-domain-out selects in this run or in a sibling."""
     rule = RULES["leave-one-domain-out"]
     found: dict[str, set[int]] = {}
     for group in group_runs(runs).values():

@@ -1,4 +1,4 @@
-"""Train runs for Figure 2 and for `--quick`, one stack after the other; the tiny sweeps of `--quick`."""
+"""Train the runs of Figure 2 and of the tiny sweeps of `--quick`, one stack after the other."""
 
 import hashlib
 import itertools
@@ -32,7 +32,7 @@ def train_runs(
 ) -> list[RunRecord]:
     """Train all runs and return their records. A rerun with the same folder resumes.
 
-    `load` returns the data of a run, by its dataset and options. `on_progress` gets the steps of all runs together.
+    `load` returns the data of a run from its spec. `on_progress` receives the number of steps of all runs together.
     """
     folder.mkdir(parents=True, exist_ok=True)
     total = sum(spec.steps for spec in specs)
@@ -61,21 +61,21 @@ def train_runs(
 
 @dataclass(frozen=True)
 class TinySweep:
-    """A sweep of few steps and draws on part of the data. Its numbers mean nothing."""
+    """A sweep with few steps and draws on part of the data, only to try a command. Its numbers mean nothing."""
 
     dataset: str
     algorithms: tuple[str, ...]
     test_envs: tuple[int, ...]
     steps: int
-    examples: int  # of every environment
+    examples: int  # per environment
     hparams: Mapping[str, int]
     draws: int = 2
     trials: int = 2
-    network: str | None = None  # the dataset's, if None
+    network: str | None = None  # the network of the dataset, if None
     load: Mapping[str, int] = field(default_factory=dict)  # options of the dataset
 
     def specs(self) -> list[RunSpec]:
-        """All runs. The option `examples` keeps them apart from real ones in reports."""
+        """Return the specs of all runs. The option `examples` separates them from real runs in reports."""
         entry = DATASETS[self.dataset]
         return [
             replace(
@@ -98,11 +98,11 @@ class TinySweep:
             for algorithm in self.algorithms
             for env in self.test_envs
             for trial in range(self.trials)
-            for draw in range(1, self.draws + 1)  # without the defaults, with which the SAND-mask does not train
+            for draw in range(1, self.draws + 1)  # not draw 0: with the defaults, the SAND-mask does not train
         ]
 
     def data(self, data_dir: Path | None) -> TensorDataset:
-        """Some examples of the dataset."""
+        """Load some examples of the dataset."""
         return some_examples(load_dataset(self.dataset, data_dir, **self.load), self.examples)
 
 
@@ -138,7 +138,7 @@ TINY: dict[str, tuple[TinySweep, ...]] = {  # by the name of the table
 
 
 def some_examples(dataset: Dataset, count: int) -> TensorDataset:
-    """Some examples of every environment, evenly spaced, because folders of images are sorted by class."""
+    """Take some examples of every environment, evenly spaced, because folders of images are sorted by class."""
     parts = []
     for begin, end in itertools.pairwise(dataset.bounds):
         numbers = torch.linspace(begin, end - 1, min(count, end - begin)).long()

@@ -23,7 +23,7 @@ CHANCE = 0.5
 
 
 def claims(runs: Sequence[RunRecord]) -> list[Product]:
-    """A table for each claim that these records can test."""
+    """Make a table for each claim that these records can test."""
     made: dict[str, Grid | None] = {}
     with suppress(SandmaskError):  # raised if there are no runs of Figure 2
         data = results(runs)
@@ -88,7 +88,7 @@ def initialization(data: pd.DataFrame) -> Grid:
 
 
 def _gains(runs: Sequence[RunRecord], dataset: str, title: str, pairs: Sequence[tuple[str, str]]) -> Grid | None:
-    """Differences between the averages of two methods on a dataset, beside the printed ones."""
+    """Make a table of differences between the averages of two methods, beside the printed differences."""
     mine = as_protocol(runs, dataset)
     if not mine:
         return None
@@ -100,7 +100,7 @@ def _gains(runs: Sequence[RunRecord], dataset: str, title: str, pairs: Sequence[
 
 
 def _gain_rows(runs: Sequence[RunRecord], dataset: str, one: str, other: str) -> list[tuple[str, str, str, str]]:
-    """A row for each rule. Both methods get the same draws, because more draws are an advantage."""
+    """Return a row for each rule. Both methods get the same draws, because more draws are an advantage."""
     one_draws, other_draws = (
         {run.spec.hparams_seed for run in runs if run.spec.algorithm == name} for name in (one, other)
     )

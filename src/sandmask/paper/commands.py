@@ -29,7 +29,7 @@ RecordsOption = Annotated[
     typer.Option("--records", metavar="FILE|DIR", help="Records to use: a folder or an archive. Repeatable."),
 ]
 OUT = Path("runs/paper")
-_TERMINAL_SECONDS, _LINE_SECONDS = 0.2, 10.0  # between updates of the line in a terminal, and between lines of a log
+_TERMINAL_SECONDS, _LINE_SECONDS = 0.2, 10.0  # between updates in a terminal, and between lines elsewhere
 _FIRST_LINE_SECONDS = 3.0
 
 app = typer.Typer(
@@ -61,7 +61,7 @@ def _progress(*, quiet: bool) -> Iterator["OnProgress"]:
 
 
 def _finish(product: "Product", out: Path, *, as_json: bool) -> None:
-    """Write the files; print the tables and the names of the files."""
+    """Write the files, and print the tables and the names of the files."""
     from sandmask.paper._product import write_product
 
     files = write_product(product, out)

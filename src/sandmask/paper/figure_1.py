@@ -1,8 +1,8 @@
 """Figure 1: dead zones in a landscape of two environments, drawn and counted.
 
-The paper's panels, and three things that they do not show: the share of the plane without any update, where descent
-ends from a grid of starts, and which changes to equation 2 remove the dead zones. With two environments, equation 2
-with tau >= 0 has all dead zones of the AND-mask.
+The figure has the paper's panels, and three things that they do not show: the share of the plane without any update,
+where descent ends from a grid of starts, and which changes to equation 2 remove the dead zones. With two environments,
+equation 2 with tau >= 0 has all dead zones of the AND-mask.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ END_LOOKS = {  # the colour and the label of each of `ENDS`, in the same order
 
 
 def figure_1(*, quick: bool = False, on_progress: OnProgress = lambda *_: None) -> Product:
-    """Figure 1: pictures and counts. `quick` takes a quarter of the starts and fewer steps."""
+    """Make Figure 1: pictures and counts. `quick` takes a quarter of the starts and fewer steps."""
     side, steps, resolution = (20, 1000, 201) if quick else (40, 4000, 801)
     starts = grid(side).reshape(-1, 2)
     kinds = _ends(starts, steps, on_progress)
@@ -71,7 +71,7 @@ def figure_1(*, quick: bool = False, on_progress: OnProgress = lambda *_: None) 
 
 
 def maskings() -> tuple[Masking, ...]:
-    """The average, both masks of the paper, and changed masks without dead zones."""
+    """Return the average, both masks of the paper, and changed masks without dead zones."""
     return (
         and_masking(0.0),
         and_masking(1.0),
@@ -82,7 +82,7 @@ def maskings() -> tuple[Masking, ...]:
 
 
 def _ends(starts: Tensor, steps: int, on_progress: OnProgress) -> dict[tuple[str, float], Tensor]:
-    """The end of every descent, by mask and momentum."""
+    """Classify the ends of all descents, by mask and momentum."""
     places = minima()
     jobs = [(masking, momentum) for masking in maskings() for momentum in MOMENTA]
     kinds = {}
@@ -95,7 +95,7 @@ def _ends(starts: Tensor, steps: int, on_progress: OnProgress) -> dict[tuple[str
 
 
 def measure(kinds: Mapping[tuple[str, float], Tensor], resolution: int) -> pd.DataFrame:
-    """A row for each mask and momentum: shares of the plane, and the number of starts for each kind of end."""
+    """Return a row for each mask and momentum: shares of the plane, and the number of starts for each kind of end."""
     rows = []
     for masking in maskings():
         shares = dead_zones(masking, resolution)
@@ -125,7 +125,7 @@ def _grid(data: pd.DataFrame, steps: int) -> Grid:
 
 
 def draw_landscape(erm: Masking, and_mask: Masking, sand: Masking) -> "Figure":
-    """The paper's seven panels, and the stream of the average in the empty eighth place."""
+    """Draw the paper's seven panels, and the stream of the average in the empty eighth place."""
     with style():
         figure = new_figure(7.2, 3.9)
         axes = figure.subplots(2, 4)
@@ -142,7 +142,7 @@ def draw_landscape(erm: Masking, and_mask: Masking, sand: Masking) -> "Figure":
 
 
 def draw_changes(maskings: Sequence[Masking], kinds: Mapping[tuple[str, float], Tensor]) -> "Figure":
-    """A column for each mask: its stream, and where descent ends for each momentum."""
+    """Draw a column for each mask: its stream, and where descent ends for each momentum."""
     from matplotlib.patches import Patch
 
     with style():
@@ -161,18 +161,18 @@ def draw_changes(maskings: Sequence[Masking], kinds: Mapping[tuple[str, float], 
 
 
 def arrows(axes: "Axes", masking: Masking, title: str) -> None:
-    """The direction and length of the update, on the average loss."""
+    """Draw the direction and length of the update, on the average loss."""
     _background(axes, masking, title)
     points = grid(_ARROWS)
     down = -masking.update(gradients(points))
     length = down.norm(dim=-1, keepdim=True)
     moving = (length > 0).squeeze(-1)
-    drawn = down / length.sqrt()  # the square root of the update, so that slow ones can be seen, too
+    drawn = down / length.sqrt()  # as long as the square root of the update, so that slow updates are visible too
     axes.quiver(*points[moving].T, *drawn[moving].T, color="black", scale=22, width=0.006, headwidth=3.6)
 
 
 def stream(axes: "Axes", masking: Masking, title: str) -> None:
-    """The lines that descent follows, which end at the dead zones."""
+    """Draw the lines that descent follows, which end at the dead zones."""
     _background(axes, masking, title)
     points = grid(_STREAM)
     down = -masking.update(gradients(points)).numpy()
@@ -184,7 +184,7 @@ def stream(axes: "Axes", masking: Masking, title: str) -> None:
 
 
 def _background(axes: "Axes", masking: Masking, title: str) -> None:
-    """The average loss, with the dead zones of a mask hatched."""
+    """Draw the average loss, with the dead zones of a mask hatched."""
     surface(axes, losses(grid(_SURFACE)).mean(0), title, faint=True)
     update = masking.update(gradients(grid(_ZONE)))
     zone = (update == 0).all(-1).double().numpy()
@@ -195,7 +195,7 @@ def _background(axes: "Axes", masking: Masking, title: str) -> None:
 
 
 def surface(axes: "Axes", values: Tensor, title: str, *, faint: bool = False) -> None:
-    """A loss as a heat map with level lines."""
+    """Draw a loss as a heat map with level lines."""
     numbers = values.numpy()
     axes.imshow(
         numbers, origin="lower", extent=_EXTENT, cmap="cividis", alpha=0.45 if faint else 1.0, interpolation="bilinear"
@@ -206,7 +206,7 @@ def surface(axes: "Axes", values: Tensor, title: str, *, faint: bool = False) ->
 
 
 def ends_map(axes: "Axes", kinds: Tensor) -> None:
-    """Every start, in the colour of where descent from it ends."""
+    """Draw every start in the colour of the place where descent from it ends."""
     from matplotlib.colors import ListedColormap
 
     side = int(len(kinds) ** 0.5)

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 TITLE = "Figure 2: failure modes on Spirals"
-SOLVED, FAILED = 0.9, 0.6  # test accuracies above and below which a seed counts as such
+SOLVED, FAILED = 0.9, 0.6  # test accuracies: a seed solves Spirals from 0.9 on, and fails below 0.6
 _CHUNK = 250  # examples at a time, to limit memory
 _LEAST_WIDTH = 0.02  # of the Gaussians without noise; well below the distance between the arms
 
 
 class Panel(NamedTuple):
-    """A panel, which varies one of three values."""
+    """A panel of the figure, which varies one of three values."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ PANELS = (
 
 
 def figure_2(runs: Sequence[RunRecord]) -> Product:
-    """Figure 2, from records."""
+    """Make Figure 2 from records."""
     data = results(runs)
     summary = summarize(data)
     grids = (*(_grid(panel, summary) for panel in PANELS), _settings_grid(runs))
@@ -58,7 +58,7 @@ def figure_2(runs: Sequence[RunRecord]) -> Product:
 
 
 def results(runs: Sequence[RunRecord]) -> pd.DataFrame:
-    """A row for each run and panel that it is in: panel, value, method, seed, test and training accuracy, status."""
+    """Return a row for each run in each of its panels: panel, value, method, seed, accuracies, status and steps."""
     rows = []
     for run in runs:
         if "adam_beta1" in run.spec.hparams and "noise" in run.spec.options and not is_search(run):
@@ -69,19 +69,19 @@ def results(runs: Sequence[RunRecord]) -> pd.DataFrame:
                 if all(values[other.name] == other.base for other in PANELS if other != panel)
             ]
     if not rows:
-        raise SandmaskError("These records have no runs of Figure 2. Make them with: sandmask paper figure-2")
+        raise SandmaskError("These records have no runs of Figure 2. Train them with: sandmask paper figure-2")
     return pd.DataFrame(rows)
 
 
 def conditions(run: RunRecord) -> dict[str, float]:
-    """Momentum, noise and initial scale of a run."""
+    """Return momentum, noise and initial scale of a run."""
     hparams, options = run.spec.hparams, run.spec.options
-    scale = hparams.get("init_scale", options.get("init_scale", 1.0))  # an option in older records
+    scale = hparams.get("init_scale", options.get("init_scale", 1.0))  # older records have it as an option
     return {"momentum": hparams["adam_beta1"], "noise": float(options["noise"]), "init": float(scale)}
 
 
 def _outcome(run: RunRecord) -> dict[str, object]:
-    """The accuracies of a run at its last checkpoint; NaN if it diverged before the first."""
+    """Return the results of a run at its last checkpoint. Accuracies are NaN if it diverged before the first one."""
     tested, trained = run.accuracy_in[-1:, TEST_ENV], run.accuracy_out[-1:, list(run.train_envs)]
     return {
         "method": run.spec.algorithm,
@@ -94,7 +94,7 @@ def _outcome(run: RunRecord) -> dict[str, object]:
 
 
 def summarize(data: pd.DataFrame) -> pd.DataFrame:
-    """Over seeds: mean, standard error, least, greatest, and the shares of seeds that solved it and that failed."""
+    """Compute over seeds: mean, standard error, minimum, maximum, and the shares of seeds that solved and failed."""
     groups = data.groupby(["panel", "value", "method"], sort=False)["test_accuracy"]
     table = groups.agg(
         seeds="count",
@@ -109,7 +109,7 @@ def summarize(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(data: pd.DataFrame, summary: pd.DataFrame) -> "Figure":
-    """Three panels: a dot for every seed, and the mean over seeds with its standard error."""
+    """Draw three panels: a dot for every seed, and the mean over seeds with its standard error."""
     with style():
         figure = new_figure(7.4, 3.4)
         all_axes = figure.subplots(1, 3, sharey=True)
@@ -177,7 +177,7 @@ def _words(row: Mapping[Any, Any]) -> str:
 
 
 def _settings_grid(runs: Sequence[RunRecord]) -> Grid:
-    """The hyperparameters of each method, and the number of draws that they were selected from."""
+    """Make a table of each method's hyperparameters, and the number of draws from which they were selected."""
     rows = []
     for method in METHODS:
         mine = [run.spec for run in runs if run.spec.algorithm == method and not is_search(run)]
@@ -194,10 +194,10 @@ def _settings_grid(runs: Sequence[RunRecord]) -> Grid:
 
 
 def noise_ceiling(noise: float) -> float:
-    """The best possible accuracy on environment 0, which predicts the likelier class from the invariant dimensions.
+    """Return the best possible accuracy on environment 0: predict the likelier class from the invariant dimensions.
 
     The density of a class is a mixture of Gaussians, as wide as the noise, around the noiseless examples of the sixteen
-    other environments: 16,384 draws of the same spiral.
+    other environments, which are 16,384 draws of the same spiral.
     """
     others = [spiral_environment(e) for e in range(1, PUBLISHED.environments + 1)]
     centres = torch.cat([inputs[:, :2] for inputs, _ in others]).double()

@@ -13,7 +13,7 @@ from sandmask.records import RunRecord, RunSpec
 from sandmask.training import make_spec
 
 TEST_ENV = 0  # the environment without shortcuts, where only the spiral predicts the label
-MOMENTUM, NOISE, SCALE = 0.9, 0.0, 1.0  # the values of the two that a panel does not vary
+MOMENTUM, NOISE, SCALE = 0.9, 0.0, 1.0  # values in the panels that vary another one
 METHODS = ("ERM", "ANDMask", "ANDMask-rescaled", "SANDMask", "SANDMask-released")
 VARIED = ("adam_beta1", "init_scale")  # hyperparameters that the figure sets
 SHAPES = (("batch_size", 128), ("mlp_width", 256), ("mlp_depth", 3), ("dropout", 0))
@@ -37,7 +37,7 @@ class Design:
     shapes: tuple[tuple[str, float], ...] = SHAPES
 
     def search(self) -> list[RunSpec]:
-        """Random draws from the paper's space, to find the "best known hyperparameters" of every method."""
+        """Return random draws from the paper's space, to find the "best known hyperparameters" of every method."""
         return [
             self._spec(method, {}, (MOMENTUM, NOISE, SCALE), SEARCH_SEED + seed, draw=draw)
             for method in METHODS
@@ -46,7 +46,7 @@ class Design:
         ]
 
     def specs(self, settings: Settings) -> list[RunSpec]:
-        """The runs of the figure; a run that several panels share is listed once."""
+        """Return the runs of the figure. A run that several panels share is listed once."""
         conditions = dict.fromkeys(
             [
                 *((momentum, NOISE, SCALE) for momentum in self.momenta),
@@ -100,9 +100,9 @@ def is_search(run: RunRecord) -> bool:
 
 
 def best_settings(runs: Sequence[RunRecord]) -> Settings:
-    """For each method, the draw with the highest mean accuracy on the test environment at the last checkpoint.
+    """Return each method's draw with the highest mean accuracy on the test environment at the last checkpoint.
 
-    The paper's "best known hyperparameters" are selected on the test environment, too.
+    The paper's "best known hyperparameters" are also selected on the test environment.
     """
     scores: dict[str, dict[int, list[float]]] = {}
     drawn: dict[tuple[str, int], dict[str, float]] = {}
@@ -119,7 +119,7 @@ def best_settings(runs: Sequence[RunRecord]) -> Settings:
 
 
 def train(design: Design, folder: Path, device: torch.device, on_progress: OnProgress) -> list[RunRecord]:
-    """Train the search, then the figure. A rerun with the same folder resumes."""
+    """Train the runs of the search, then those of the figure. A rerun with the same folder resumes."""
     search = design.search()
     total = design.steps * (len(search) + len(design.specs({method: {} for method in METHODS})))
 

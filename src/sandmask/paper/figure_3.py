@@ -1,8 +1,8 @@
 """Figure 3: the shape of the SAND-mask for several dispersions, and its limit, the AND-mask.
 
 A second panel shows the weights that gradients can reach, because agreement limits the dispersion. With agreement A < 1
-among E non-zero gradients, (1 - A) / 2 of them have the other sign. The dispersion is smallest if these are almost zero
-and the others equal: then mean = a (1 + A) / 2 and var = a^2 (1 - A^2) / 4 * E / (E - 1). So
+among E non-zero gradients, a share (1 - A) / 2 of them has the other sign. The dispersion is smallest if these are
+almost zero and the others are equal: then mean = a (1 + A) / 2 and var = a^2 (1 - A^2) / 4 * E / (E - 1). So
 s2 > (1 - A) / (1 + A) * E / (E - 1), and the curves of small dispersions have no points left of A = 1.
 """
 
@@ -29,7 +29,7 @@ ENVIRONMENTS = 16  # training environments of Spirals
 
 
 def figure_3(*, quick: bool = False) -> Product:
-    """Figure 3. `quick` computes fewer points, although all of them take only seconds."""
+    """Make Figure 3. `quick` computes fewer points; all of them take only seconds."""
     data = shapes(201 if quick else 2001)
     full = torch.ones(1, dtype=torch.float64)
     return Product(
@@ -46,7 +46,7 @@ def figure_3(*, quick: bool = False) -> Product:
 
 
 def shapes(points: int) -> pd.DataFrame:
-    """The curves: kind ("dispersion", "and", "reachable"), tau, dispersion, agreement, mask."""
+    """Compute the curves: kind ("dispersion", "and", "reachable"), tau, dispersion, agreement and mask."""
     axis = torch.linspace(0, 1, points, dtype=torch.float64)
     rows = [_curve("dispersion", TAU, axis, mask_shape(axis, s2, TAU), s2) for s2 in DISPERSIONS]
     rows.append(_curve("and", TAU, axis, and_shape(axis, TAU), 0.0))
@@ -64,28 +64,28 @@ def _curve(kind: str, tau: float, agreement: Tensor, mask: Tensor, dispersion: T
 
 
 def mask_shape(agreement: Tensor, dispersion: Tensor | float, tau: float) -> Tensor:
-    """Equation 2 at agreements A and dispersions s2 = var / mean^2, computed by our SAND-mask."""
+    """Compute equation 2 at agreements A and dispersions s2 = var / mean^2 with our SAND-mask."""
     mean = torch.ones_like(agreement)
     return sand_weights(2 * agreement, mean, dispersion * mean, 2, tau)
 
 
 def and_shape(agreement: Tensor, tau: float) -> Tensor:
-    """The AND-mask at the same agreements."""
+    """Compute the AND-mask at these agreements."""
     return and_weights(2 * agreement, 2, tau)
 
 
 def least_dispersion(agreement: Tensor, environments: int) -> Tensor:
-    """The lower bound of s2 for this many non-zero gradients of this agreement."""
+    """Return the lower bound of s2 for `environments` non-zero gradients with this agreement."""
     return (1 - agreement) / (1 + agreement) * environments / (environments - 1)
 
 
 def agreements(environments: int) -> Tensor:
-    """The agreements that this many non-zero gradients can have."""
+    """Return the agreements that `environments` non-zero gradients can have."""
     return torch.arange(environments % 2, environments + 1, 2, dtype=torch.float64) / environments
 
 
 def draw(data: pd.DataFrame) -> "Figure":
-    """The paper's panel, and ours beside it."""
+    """Draw the paper's panel, and ours beside it."""
     with style():
         figure = new_figure(7.0, 2.9)
         left, right = figure.subplots(1, 2)
@@ -123,7 +123,7 @@ def _draw_reachable(axes: "Axes", data: pd.DataFrame) -> None:
 
 
 def _numbers() -> Grid:
-    """The agreements at which the mask of Figure 3 reaches 0.5 and 0.9."""
+    """Make a table of the agreements at which the mask of Figure 3 reaches 0.5 and 0.9."""
     axis = torch.linspace(TAU, 1, 100_001, dtype=torch.float64)
     rows = []
     for s2 in DISPERSIONS:

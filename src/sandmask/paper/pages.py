@@ -1,4 +1,4 @@
-"""Fills the generated parts of documentation pages from results: blocks between two comments, and single cells.
+"""Fill the generated parts of documentation pages from results: blocks between two comments, and single cells.
 
     <!-- table table-3 -->                        results/paper/table-3.md, whole
     <!-- end -->
@@ -15,9 +15,9 @@
     <data value="paper/table-3 / Table 3 / ERM / oracle">84.5 ± 0.7</data>      a cell: file / heading / row / column
     <data value="paper/quoted / ERM on environment 0">61.5</data>              file / row: the last cell of the row
 
-A heading is named by its beginning, a row by one or several of its cells, joined by "; ". The part of a cell before its
-first bracket is shown; the column "oracle, paper" is the part of "oracle" in square brackets. A block without results
-says so; a cell without results is an error.
+A heading is named by its beginning, and a row by one or several of its cells, joined by "; ". The page shows the part
+of a cell before its first bracket. The column "oracle, paper" is the part of "oracle" in square brackets. A block
+without results says so; a cell without results raises an error.
 """
 
 import html
@@ -55,7 +55,7 @@ def fill_page(text: str, results: Path, images: Path) -> str:
 
 
 def look_up(root: Path, reference: str) -> str:
-    """The cell that a `<data>` element refers to.
+    """Return the cell that a `<data>` element refers to.
 
     :param root: the folder of all results.
     :param reference: "file / row" or "file / heading / row / column", as the module's docstring describes.
@@ -63,7 +63,9 @@ def look_up(root: Path, reference: str) -> str:
     parts = reference.split(" / ")
     path = root / f"{parts[0]}.md"
     if len(parts) not in (2, 4) or not path.is_file():
-        raise SandmaskError(f"{reference!r} names no cell. Write `file / row` or `file / heading / row / column`.")
+        raise SandmaskError(
+            f"{reference!r} does not name a cell. Write `file / row` or `file / heading / row / column`."
+        )
     text = path.read_text(encoding="utf-8")
     heading, wanted, *rest = parts[1:] if len(parts) == 4 else ("", parts[1])
     rows = _rows(_section(text, heading, path) if heading else text)
@@ -78,7 +80,7 @@ def look_up(root: Path, reference: str) -> str:
 
 
 def _rows(text: str) -> list[list[str]]:
-    """The cells of a Markdown text's table rows, the heading first."""
+    """Return the cells of all table rows in a Markdown text, beginning with the header."""
     lines = [line for line in text.splitlines() if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line)]
     return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
 
@@ -91,7 +93,7 @@ def _table(path: Path, heading: str) -> str:
 
 
 def _section(text: str, heading: str, path: Path) -> str:
-    """The text below the heading that begins with `heading`, up to the next heading."""
+    """Return the text below the heading that begins with `heading`, up to the next heading."""
     found = re.findall(rf"^#+ {re.escape(heading)}[^\n]*\n(.*?)(?=^#+ |\Z)", text, re.MULTILINE | re.DOTALL)
     if len(found) != 1:
         raise SandmaskError(f"{path} has {len(found)} headings that begin with {heading!r}. Name exactly one.")
@@ -107,7 +109,7 @@ def _picture(name: str, words: str, images: Path) -> str:
 def fill_pages(results: Path, docs: Path) -> list[Path]:
     """Fill the generated blocks of every page, and return the pages that changed.
 
-    :param results: the folder of the paper's results, whose pictures are copied; pages beside them are filled too.
+    :param results: the folder of the paper's results, whose pictures are copied. Pages in this folder are filled too.
     :param docs: the folder of the documentation.
     """
     if not any((docs / "paper").glob("*.md")):

@@ -19,13 +19,13 @@ _RULE_WORDS = {"training-domain": "training-domain validation set", "oracle": "t
 
 
 def read_all(paths: Sequence[Path]) -> list[RunRecord]:
-    """The runs of several folders or archives; a run that is in two of them is returned once."""
+    """Read the runs of several folders or archives. A run that is in several of them is returned once."""
     runs = {run.spec.id: run for path in paths for run in read_runs(path)}
     return list(runs.values())
 
 
 def as_protocol(runs: Sequence[RunRecord], dataset: str) -> list[RunRecord]:
-    """The runs on a dataset with the network that the paper used for it, without those of Figure 2."""
+    """Return the runs on a dataset with the network that the paper used for it, without those of Figure 2."""
     network = DATASETS[dataset].network
     mine = [run for run in runs if run.spec.dataset == dataset and run.spec.network == network]
     return [run for run in mine if "noise" not in run.spec.options]
@@ -37,7 +37,7 @@ def is_untrained(run: RunRecord) -> bool:
 
 
 def _untrained_notes(cells: Sequence[Compared]) -> list[str]:
-    """Notes on cells whose selected networks were not trained."""
+    """Make notes on cells whose selected networks were not trained."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for cell in cells:
         for trial in cell.ours.trials if cell.environment != AVERAGE else ():
@@ -52,7 +52,7 @@ def _untrained_notes(cells: Sequence[Compared]) -> list[str]:
 
 
 def _precision_note(runs: Sequence[RunRecord]) -> str:
-    """A note on the precision of each method."""
+    """Make a note on the precision of each method."""
     found: dict[str, set[str]] = {}
     for run in runs:
         found.setdefault(run.spec.precision, set()).add(run.spec.algorithm)
@@ -72,7 +72,7 @@ def table_product(
     notes: Sequence[str] = (),
     comparable: bool = True,
 ) -> Product:
-    """The averages, then the environments of each dataset under each rule, beside the printed numbers."""
+    """Make tables of the averages, then of each dataset's environments under each rule, beside the printed numbers."""
     cells = compare(runs, datasets, rules, draws=draws, trials=trials, comparable=comparable)
     grids = [averages_grid(cells, title, [*notes, _precision_note(runs), *_untrained_notes(cells)])]
     for dataset, rule in dict.fromkeys((cell.dataset, cell.rule) for cell in cells):
@@ -96,7 +96,7 @@ def _protocol_table(
     draws: int | None = 20,
     trials: int | None = 3,
 ) -> Product:
-    """A table of the datasets that the records have, with the paper's network only."""
+    """Make a table of the paper from the runs with the paper's network."""
     names = datasets(number)
     mine = [run for name in names for run in as_protocol(runs, name)]
     return table_product(f"table-{number}", f"Table {number}: {title}", mine, names, rules, draws=draws, trials=trials)
@@ -108,7 +108,7 @@ table_3 = partial(_protocol_table, "3", "Spirals", RULES)  # with the sixteen en
 
 
 def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: int | None = None) -> Product:
-    """Make a table of the PACS runs with other networks than the paper's. Its numbers are for orientation only."""
+    """Make a table of the PACS runs with other networks than the paper's. Its numbers are only a rough comparison."""
     protocol = DATASETS["PACS"].network
     mine = [run for run in runs if run.spec.dataset == "PACS" and run.spec.network != protocol]
     if not mine:
@@ -127,14 +127,14 @@ def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: i
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table: what makes it from records, its title, and the sweeps in results/paper that train those records."""
+    """A table: the function that makes it from records, its title, and the sweeps in results/paper that it needs."""
 
     make: Callable[..., Product]
     title: str
     configs: tuple[str, ...]
 
     def needs_records(self) -> SandmaskError:
-        """The error if there are no records, with the commands that make them."""
+        """Return the error for missing records, which shows the commands that make them."""
         commands = [f"    sandmask sweep run runs/{name} --config results/paper/{name}.toml" for name in self.configs]
         given = " ".join(f"--records runs/{name}" for name in self.configs)
         return SandmaskError(

@@ -1,4 +1,4 @@
-"""Tables of the same records under other choices, to explain why a cell may differ from the printed cell.
+"""Tables of the same records under other choices, to explain why our cells may differ from the printed ones.
 
 Each question is answered by a table of averages over environments.
 """
@@ -25,11 +25,11 @@ INTERVALS = (10, 50, 100, 300, 1000)
 
 
 def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = ()) -> Product:
-    """The answers to questions about the table of a dataset; to all questions if none is named."""
+    """Answer questions about the table of a dataset, or all questions if none is named."""
     known = {**QUESTIONS, **SPIRALS_QUESTIONS} if dataset == "Spirals" else QUESTIONS
     unknown = [name for name in questions if name not in known]
     if unknown:
-        raise SandmaskError(f"Unknown question {unknown[0]!r} about {dataset}. Known: {', '.join(known)}.")
+        raise SandmaskError(f"Unknown question {unknown[0]!r} about {dataset}. Choose one of {', '.join(known)}.")
     mine = [run for run in runs if run.spec.dataset == dataset]
     if not mine:
         raise SandmaskError(f"There are no runs on {dataset} among these records.")
@@ -38,11 +38,11 @@ def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = ()) 
 
 
 def pick_tied(checkpoint: str, draw: str) -> Pick:
-    """Training-domain validation with another way to break ties.
+    """Select by training-domain validation with another way to break ties.
 
-    :param checkpoint: "first", "last", "worst" or "best" of the checkpoints that tie. The last two compare the accuracy
-        on the test environment, which a rule must not use; they show the range that ties leave open.
-    :param draw: the same for draws that tie.
+    :param checkpoint: "first", "last", "worst" or "best" of the tied checkpoints. The last two compare the accuracy on
+        the test environment, which a rule must not use. They show the range of results that ties leave open.
+    :param draw: the same for tied draws.
     """
 
     def pick(runs: Sequence[RunRecord], test_env: int) -> Selected | None:
@@ -67,7 +67,7 @@ def _chosen(places: NDArray[np.int64], accuracy: NDArray[np.float64], how: str) 
 
 
 def tie_breaking(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Training-domain averages with other ways to break ties between checkpoints and between draws."""
+    """Make a table of training-domain averages with other ways to break ties between checkpoints and draws."""
     ways = {
         "ours: first checkpoint, last draw": ("first", "last"),
         "first, first": ("first", "first"),
@@ -84,7 +84,7 @@ def tie_breaking(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Sequence[int] = INTERVALS) -> Grid:
-    """Training-domain averages with fewer evaluations. The oracle uses only the last one."""
+    """Make a table of training-domain averages with fewer evaluations. The oracle uses only the last one."""
     columns: list[_Column] = []
     for interval in intervals:
         fewer = [run.at(every(run, interval)) for run in runs]
@@ -93,7 +93,7 @@ def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Seq
 
 
 def other_rules(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Averages under the paper's two rules and under worst-training-domain."""
+    """Make a table of averages under the paper's two rules and under worst-training-domain."""
     rules = ("training-domain", "worst-training-domain", "oracle")
     columns = [(rule, _averages(runs, dataset, by_rule(rule))) for rule in rules]
     note = (
@@ -104,7 +104,7 @@ def other_rules(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def tau_range(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Averages over the draws within a range of tau; methods without a tau are left out."""
+    """Make a table of averages over the draws within ranges of tau. Methods without a tau are left out."""
     masked = [run for run in runs if "tau" in run.spec.hparams]
     if not masked:
         raise SandmaskError(f"No run on {dataset} has a hyperparameter tau among these records.")
@@ -121,7 +121,7 @@ def tau_range(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def rescaling(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Averages of the forms of the masks, under both rules."""
+    """Make a table of averages of the variants of the masks, under both rules."""
     names = {"ANDMask", "SANDMask", *PRINTED_AS}
     forms = [run for run in runs if run.spec.algorithm in names]
     columns = [(rule, _averages(forms, dataset, by_rule(rule))) for rule in ("training-domain", "oracle")]

@@ -1,7 +1,7 @@
-"""Questions about Spirals: which runs find the spiral, with which draws, and what the signatures decide.
+"""Questions about Spirals: which runs find the spiral, with which draws, and how signatures influence accuracy.
 
-Environment 0 has no signature. A network that is accurate on its validation examples follows the spiral. The questions
-use the best checkpoint of a run by training-domain validation and its last one, which compact records have, too.
+Environment 0 has no signature, so a network that is accurate on its validation examples follows the spiral. The answers
+use only the best checkpoint of a run by training-domain validation and the last one. Compact records have both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ def follows_spiral(run: RunRecord, index: int) -> bool:
 
 
 def _table(runs: Sequence[RunRecord]) -> pd.DataFrame:
-    """A row for each finished run: whether its best and last checkpoint follow the spiral, and its last accuracy."""
+    """Return a row for each ended run: whether its best and last checkpoints follow the spiral, and its accuracy."""
     rows = [
         {
             "method": key.method,
@@ -97,7 +97,7 @@ def spiral_found(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def spiral_draws(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """The draws that find the spiral at least once, and for how many of the held-out environments they find it."""
+    """List the draws that find the spiral at least once, and with how many held-out environments they find it."""
     rows = []
     for names, found in _table(runs).groupby(["method", "trial", "draw"]):
         if found.at_best.any():
@@ -110,7 +110,7 @@ def spiral_draws(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def signature_alignment() -> NDArray[np.float64]:
-    """For environments 1 to 16, the cosine between their signature and the sum of the other fifteen."""
+    """Return the cosine between the signature of each environment from 1 to 16 and the sum of the other fifteen."""
     rows = []
     for environment in range(1, PUBLISHED.environments + 1):
         x, y = spiral_environment(environment)
@@ -122,7 +122,7 @@ def signature_alignment() -> NDArray[np.float64]:
 
 
 def signatures(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """The last accuracy of all runs, and how far the signature of an environment agrees with the others."""
+    """Compare the last accuracy of all runs with the agreement of an environment's signature with the others."""
     table = _table(runs)
     methods = list(dict.fromkeys(table.method))
     others = table[table.held_out != SPECIAL]
@@ -144,14 +144,14 @@ def signatures(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def _rank_correlation(one: Sequence[float] | NDArray[np.float64], other: Sequence[float]) -> float:
-    """Spearman's."""
+    """Compute Spearman's rank correlation."""
     if len(set(one)) < 2 or len(set(other)) < 2:
         return float("nan")  # nothing varies, which older versions of pandas warn about
     return float(pd.Series(one).rank().corr(pd.Series(other).rank()))
 
 
 def contrary(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """The oracle's averages with and without the two environments with the signatures most opposed to the others."""
+    """Compute the oracle's averages with and without the two environments whose signatures most oppose the others."""
     names = environments(dataset)
     low = sorted(1 + int(place) for place in np.argsort(signature_alignment()[: len(names) - 1])[:2])
     kept = [place for place in range(len(names)) if place not in low]

@@ -1,4 +1,4 @@
-"""Archives: many runs in one compressed Parquet file, without loss, one row per run."""
+"""Archives: many runs in one compressed Parquet file, with one row per run and without loss."""
 
 import json
 import os
@@ -27,9 +27,9 @@ _WORDS = ("run", "spec", "env_names", "classes", "status", "diverged_at")
 
 
 def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str]) -> None:
-    """Write runs into one file; `read_runs` finds it in a folder.
+    """Write runs to one file, which `read_runs` finds in a folder.
 
-    The file is complete or absent.
+    The file is complete or absent, even if the process is killed.
 
     :param runs: records of the runs.
     :param path: file name that ends in `.records.parquet`.
@@ -48,7 +48,7 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str]) -> No
     schema = _schema(runs)
     checksums = Checksums(schema)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Durable: whoever sees the file may remove what it was made from. Opened here: Arrow takes paths in UTF-8 only.
+    # Durable, because callers then remove checkpoints of the runs. Opened here, because Arrow needs UTF-8 paths.
     with (
         replacing(target, durable=True) as temporary,
         temporary.open("wb") as file,
@@ -76,7 +76,7 @@ def _schema(runs: Sequence[RunRecord]) -> Any:
     ]
     for split in SPLITS:
         fields += [
-            (f"{split}_sizes", pa.list_(pa.int32())),  # null: they are not known, and accuracies are stored raw
+            (f"{split}_sizes", pa.list_(pa.int32())),  # null if unknown; accuracies are then stored raw
             (f"{split}_counts", pa.list_(pa.int32())),
             (f"{split}_raw", pa.list_(pa.float64())),
         ]
@@ -111,16 +111,16 @@ def _layout(schema: Any) -> dict[str, Any]:
 
 
 def _is_single(runs: Sequence[RunRecord], metric: str) -> bool:
-    """Whether a metric was single precision all along, so that half of each double is empty."""
+    """Whether single precision stores all values of a metric without loss."""
     curves = [run.metrics[metric] for run in runs if metric in run.metrics]
     with np.errstate(over="ignore"):
         return all(np.array_equal(curve, curve.astype(np.float32), equal_nan=True) for curve in curves)
 
 
 def _row(run: RunRecord) -> dict[str, Any]:
-    """The row of a run. Columns that it lacks become null; those that the schema lacks are left out.
+    """Return the row of a run. Missing columns become null, and columns that the schema lacks are left out.
 
-    Accuracies are stored as counts where the sizes of the splits are known: exact, and small.
+    If the sizes of the splits are known, accuracies are stored as counts, which are exact and small.
     """
     row: dict[str, Any] = {
         "run": run.spec.id,
@@ -145,7 +145,7 @@ def _row(run: RunRecord) -> dict[str, Any]:
 
 
 def read_archive(path: Path) -> list[RunRecord]:
-    """The runs of an archive, in the order they were given."""
+    """Read the runs of an archive in the order in which they were written."""
     with _opened(path) as file:
         groups = (file.read_row_group(group, use_threads=False) for group in range(file.num_row_groups))
         stored, checksums, runs = _stored_checksums(file), Checksums(file.schema_arrow), []
@@ -159,7 +159,7 @@ def read_archive(path: Path) -> list[RunRecord]:
 
 
 def read_statuses(path: Path) -> dict[str, Status]:
-    """Each run of an archive by its id, and how it ended. Curves, which are most of the file, stay on the disk."""
+    """Read the status of each run by its id, without the curves, which are most of the file."""
     with _opened(path) as file:
         table = file.read(["run", "status"], use_threads=False)
         if (stored := _stored_checksums(file)) is not None:
@@ -170,14 +170,14 @@ def read_statuses(path: Path) -> dict[str, Status]:
 
 
 def _stored_checksums(file: Any) -> bytes | None:
-    """The checksums in the file; older archives have none."""
+    """Return the checksums in the file; older archives have none."""
     stored: bytes | None = (file.metadata.metadata or {}).get(CHECKSUMS_KEY)
     return stored
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The Parquet file; any error in it is reported in one line."""
+    """Open a Parquet file. Errors in it become a `SandmaskError` of one line."""
     import pyarrow as pa
 
     try:
@@ -192,16 +192,16 @@ def _opened(path: Path) -> Iterator[Any]:
     except SandmaskError as error:
         raise SandmaskError(f"{path} cannot be read: {error}") from error
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno:  # of the system: the file may be whole
+        if isinstance(error, OSError) and error.errno:  # an error of the system; the file may be intact
             raise SandmaskError(f"{path} cannot be read: {error.strerror}.") from error
         said = " ".join(str(error).split()).rstrip(" .")
         raise SandmaskError(f"{path} cannot be read: {said}. Restore it, or remove it.") from error
 
 
 def _runs(batch: Any) -> Iterator[RunRecord]:
-    """The runs of some rows. What repeats (names, steps) is one object, and metrics are views of a few large arrays.
+    """Yield the runs of some rows. Equal names and steps share one object, and metrics are views of a few large arrays.
 
-    That is faster than an array for each run, and memory goes back to the system as a whole.
+    This is faster than one array per run, and the memory can be returned to the system.
     """
     words = {name: batch.column(name).to_pylist() for name in _WORDS}
     lists = {name: _lists(batch.column(name)) for name in batch.schema.names if name not in _WORDS}
@@ -234,9 +234,9 @@ def _runs(batch: Any) -> Iterator[RunRecord]:
 
 
 def _lists(column: Any) -> list[NDArray[Any] | None]:
-    """The lists of numbers of a column, as views of one array; None where a run has none. Floats are writable doubles.
+    """Return the lists of numbers in a column as views of one array; None for null. Floats are writable doubles.
 
-    Through DLPack, since `to_numpy` imports pandas, which takes longer than all the rest.
+    This uses DLPack, because `to_numpy` imports pandas, which takes longer than everything else.
     """
     if not is_numbers(column.type):
         raise ValueError(f"a column should have lists of numbers, not {column.type}")
@@ -265,10 +265,10 @@ def _accuracies(present: dict[str, NDArray[Any]], split: str, environments: int)
 
 
 def pack_counts(counts: NDArray[Any]) -> NDArray[np.int32]:
-    """[T, numbers] counts as their changes, number after number.
+    """Encode counts [T, numbers] as changes over T, one number after the other.
 
-    Changes are small and many are zero; writing 0, -1, 1, -2, 2, ... as 0, 1, 2, 3, 4, ... leaves the
-    upper bytes empty, which is what compresses.
+    Changes are small and many are zero. Mapping 0, -1, 1, -2, 2, ... to 0, 1, 2, 3, 4, ... keeps their upper bytes
+    zero, which compresses well.
     """
     changes = np.diff(counts.astype(np.int32).T, axis=1, prepend=np.int32(0))
     folded: NDArray[np.int32] = (changes << 1) ^ (changes >> 31)

@@ -28,7 +28,7 @@ def averages_of(options: dict[str, object]) -> tuple[str, ...]:
 
 
 def average_metrics(average: str, n_envs: int) -> list[str]:
-    """Return the names of an average's metrics: accuracies "in", accuracies "out", the validation loss.
+    """Return the names of an average's metrics: accuracies "in", accuracies "out", and the validation loss.
 
     :param average: "sma", "ema" or "swad".
     :param n_envs: number of environments.
@@ -40,8 +40,8 @@ def average_metrics(average: str, n_envs: int) -> list[str]:
 def split_averages(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
     """Yield every run, followed by one record for each average that it kept.
 
-    The averages leave no trace in the run itself: trained with and without them, it is the same run. It is then yielded
-    once, as the longer of the two, with the metrics of both if they are equally long.
+    Keeping averages does not change the run itself. If it was trained with and without them, it is yielded once: the
+    longer record, with the metrics of both if they are equally long.
 
     :param runs: records of the runs.
     """
@@ -83,7 +83,7 @@ def averaged_spec(spec: RunSpec, average: str | None = None) -> RunSpec:
 
 
 def _averaged(run: RunRecord, average: str) -> RunRecord:
-    """The record of an average; SWAD has accuracies at the last evaluation only."""
+    """Return the record of an average. SWAD has accuracies at the last evaluation only."""
     prefix = f"{_PREFIX}{average}/"
     missing = np.full(len(run.steps), np.nan)
     metrics = {"validation_loss": missing, **under_prefix(prefix, run.metrics)}
@@ -112,11 +112,11 @@ FULL_DATA = "full_data"
 
 
 def judged_by_first_stage(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
-    """Yield the runs; those with `full_data` get the validation accuracies and metrics of the run without it.
+    """Yield the runs. Those with `full_data` get the validation accuracies of their first stage, the run without it.
 
-    A run that trained on the examples held back for selection has no validation accuracy of its own. Evaluations that
-    its first stage lacks are left out, and it is not done before its first stage is. Its accuracies on held-out
-    environments do not change.
+    A run with `full_data` also trains on the validation examples, so it has no validation accuracy of its own. It gets
+    the validation metrics of its first stage too, keeps only the evaluations that both have, and is not done before its
+    first stage is. Its accuracies on held-out environments do not change.
 
     :param runs: records of the runs.
     """
@@ -127,7 +127,7 @@ def judged_by_first_stage(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
 
 
 def first_stage(spec: RunSpec) -> RunSpec:
-    """The run that holds examples back and decides when the learning rate drops, for a run with `full_data`."""
+    """Return the spec of the first stage, which has validation examples and decides when the learning rate drops."""
     hparams = {name: value for name, value in spec.hparams.items() if name not in (FULL_DATA, *LR_DROP_STEPS)}
     return replace(spec, hparams=hparams)
 
@@ -157,6 +157,6 @@ def _judged(run: RunRecord, firsts: dict[str, RunRecord]) -> RunRecord:
 
 
 def _validates(metric: str, run: RunRecord) -> bool:
-    """Whether a metric is computed on the examples that are held back of the environments that a run trains on."""
+    """Whether a metric is computed on validation examples of the training environments."""
     _, out, env = metric.rpartition("/out/")
     return metric == "validation_loss" or (bool(out) and env.isdecimal() and int(env) in run.train_envs)

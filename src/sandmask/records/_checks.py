@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from sandmask.records._measures import SPLITS, table_size
 from sandmask.records._types import RunRecord, RunSpec, Sizes, Status
 
-LONGEST_NAME = 1000  # characters; a longer name is damage, and would take every table with it
+LONGEST_NAME = 1000  # characters; a longer name comes from a damaged file, and would make tables unreadable
 LARGEST_INTEGER = 2**63 - 1
-LARGEST_SPLIT = 2**30 - 1  # examples; an archive has 32 bits for a change of a count and its sign
+LARGEST_SPLIT = 2**30 - 1  # examples; archives store a change of a count with its sign in 32 bits
 _WORDS = ("dataset", "algorithm", "space", "network", "weights", "precision")
 _COUNTS = ("steps", "checkpoint_every")
 _SEEDS = ("hparams_seed", "trial_seed", "seed")
@@ -31,10 +31,10 @@ def check_run(
     if len(set(env_names)) != len(env_names):
         raise ValueError(f"two environments have the same name: {list(env_names)}")
     if not env_names:
-        raise ValueError("no environment is named")
+        raise ValueError("there are no environments")
     outside = [env for env in spec.test_envs if env >= len(env_names)]
     if outside:
-        raise ValueError(f"environment {outside[0]} is held out where {len(env_names)} are named")
+        raise ValueError(f"environment {outside[0]} is held out, but there are only {len(env_names)} environments")
     if sizes is not None:
         _check_sizes(sizes, len(env_names))
 
@@ -48,16 +48,16 @@ def _check_sizes(sizes: Sizes, environments: int) -> None:
 
 
 def check_spec(spec: RunSpec) -> None:
-    """Check the types and ranges of a spec's fields: a dataclass takes anything."""
+    """Check the types and ranges of a spec's fields, which a dataclass does not check."""
     check_names("setting", [getattr(spec, name) for name in _WORDS])
     for name in _COUNTS + _SEEDS:
         check_integer(name, getattr(spec, name), least=1 if name in _COUNTS else None)
     for env in spec.test_envs:
         check_integer("test_envs", env)
     if len(set(spec.test_envs)) != len(spec.test_envs):
-        raise ValueError(f"test_envs {list(spec.test_envs)} name an environment twice")
+        raise ValueError(f"test_envs {list(spec.test_envs)} contain an environment twice")
     if not isinstance(spec.hparams, dict) or not isinstance(spec.options, dict):
-        raise ValueError("hparams and options should be objects")
+        raise ValueError("hparams and options should be JSON objects")
     check_values("hparams", spec.hparams)
     check_values("options", spec.options)
 
@@ -71,7 +71,7 @@ def check_integer(name: str, value: Any, *, least: int | None = 0) -> None:
 
 
 def check_names(kind: str, names: Iterable[Any]) -> None:
-    """Check that names are words of a reasonable length that can be written down."""
+    """Check that names are strings of valid Unicode and of a reasonable length."""
     for name in names:
         if not isinstance(name, str):
             raise ValueError(f"the {kind} name {name!r} is not a string")
@@ -84,7 +84,7 @@ def check_names(kind: str, names: Iterable[Any]) -> None:
 
 
 def check_values(kind: str, value: Any) -> None:
-    """Check JSON values of any depth: names as above, and finite numbers."""
+    """Check nested JSON values: strings as in `check_names`, and finite numbers of at most 64 bits."""
     if isinstance(value, dict):
         check_names(kind, value)
         for one in value.values():
@@ -95,16 +95,16 @@ def check_values(kind: str, value: Any) -> None:
     elif isinstance(value, str):
         check_names(kind, [value])
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{kind} hold {value}, which is not a finite number")
+        raise ValueError(f"{kind} contain {value}, which is not a finite number")
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise ValueError(f"{kind} hold an integer of more than 64 bits")
+        raise ValueError(f"{kind} contain an integer of more than 64 bits")
 
 
 def check_accuracies(values: Any, environments: int, sizes: Sequence[int] | None) -> None:
-    """Check one accuracy in 0..1 for each environment: a count over the size of its split where that is known."""
+    """Check accuracies in 0..1, one for each environment. If the size of a split is known, it is a count over it."""
     if not isinstance(values, list) or len(values) != environments:
         found = len(values) if isinstance(values, list) else repr(values)
-        raise ValueError(f"accuracies of {found} environments where {environments} are named")
+        raise ValueError(f"there are accuracies of {found} environments, but {environments} are named")
     for value in values:
         if type(value) not in (float, int) or not 0 <= value <= 1:
             raise ValueError(f"accuracies should be numbers from 0 to 1, not {value!r}")
@@ -113,7 +113,7 @@ def check_accuracies(values: Any, environments: int, sizes: Sequence[int] | None
 
 
 def _check_fractions(accuracies: NDArray[np.float64], sizes: Sequence[int]) -> None:
-    """Check that accuracies [..., environments] are counts over the sizes, so that the counts give them back."""
+    """Check that accuracies [..., environments] are counts over the sizes, so that counts store them exactly."""
     divisors = np.array(sizes)
     is_wrong = np.rint(accuracies * divisors) / divisors != accuracies
     if is_wrong.any():
@@ -121,7 +121,7 @@ def _check_fractions(accuracies: NDArray[np.float64], sizes: Sequence[int]) -> N
 
 
 def check_counts(name: str, values: Any, length: int) -> None:
-    """Check a table as a line has it: a list of so many counts."""
+    """Check the table of a line: a list of `length` counts."""
     if not isinstance(values, list) or len(values) != length:
         raise ValueError(f"the table {name!r} should be a list of {length} counts")
     for value in values:
@@ -136,7 +136,7 @@ def _check_tables(run: RunRecord) -> None:
 
 
 def check_record(run: RunRecord) -> None:
-    """Check a whole run at once: its spec and names, its steps, and every accuracy."""
+    """Check a whole record: its spec, names, steps and accuracies."""
     try:
         check_run(run.spec.id, run.spec, run.env_names, run.classes, run.sizes)
         check_names("metric", run.metrics)
@@ -151,7 +151,7 @@ def check_record(run: RunRecord) -> None:
         if run.status not in get_args(Status):
             raise ValueError(f"its status {run.status!r} is not one of {', '.join(get_args(Status))}")
         for table, sizes in zip((run.accuracy_in, run.accuracy_out), run.sizes or (None, None), strict=True):
-            if table.size and not (table.min() >= 0 and table.max() <= 1):  # NaN compares with nothing
+            if table.size and not (table.min() >= 0 and table.max() <= 1):  # also rejects NaN
                 raise ValueError("its accuracies should be numbers from 0 to 1")
             if sizes is not None:
                 _check_fractions(table, sizes)

@@ -10,10 +10,10 @@ CHECKSUMS_KEY = b"sandmask.checksums"
 
 
 class Checksums:
-    """A CRC32 of each column's name, type, nulls and values, taken of one table after another.
+    """A CRC32 of each column's name, type, nulls and values, computed from one table after another.
 
-    It does not depend on how rows are divided into tables, and is the same for a table before it is written and after
-    it is read.
+    It does not depend on how rows are divided into tables, and a table has the same checksums before it is written and
+    after it is read.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -21,7 +21,7 @@ class Checksums:
         self._shapes, self._values = dict.fromkeys(self._kinds, 0), dict.fromkeys(self._kinds, 0)
 
     def update(self, table: Any) -> None:
-        """Take in the rows of a table or of a record batch."""
+        """Add the rows of a table or of a record batch."""
         for name in table.schema.names:
             column = table.column(name)
             for chunk in getattr(column, "chunks", [column]):
@@ -33,14 +33,14 @@ class Checksums:
         self._values[name] = zlib.crc32(values, self._values[name])
 
     def to_json(self) -> bytes:
-        """The checksums by column, as they are stored in the file."""
+        """Encode the checksums by column, as they are stored in the file."""
         return json.dumps(self._found()).encode()
 
     def check(self, stored: bytes, *, all_columns: bool = True) -> None:
         """Raise `ValueError` if these are not the stored checksums.
 
-        :param stored: as `to_json` gave them.
-        :param all_columns: whether all columns of the file were taken in.
+        :param stored: the result of `to_json` when the file was written.
+        :param all_columns: whether all columns of the file were read.
         """
         known, found = dict(json.loads(stored)), self._found()
         names = {*known, *found} if all_columns else set(found)
@@ -66,16 +66,16 @@ def is_numbers(type_: Any) -> bool:
 
 
 def _kind(type_: Any) -> str:
-    """The type of a column's values. The spelling of nested types differs between versions of Arrow."""
+    """Return the type of a column's values. Versions of Arrow spell nested types differently."""
     import pyarrow as pa
 
     return f"list of {type_.value_type}" if pa.types.is_list(type_) else str(type_)
 
 
 def _content(chunk: Any) -> tuple[Any, Any]:
-    """The lengths of a chunk's lists (-1 for a null) and their numbers; of other values, nothing and their JSON."""
+    """Return the lengths of a chunk's lists (-1 for null) and their numbers; for other values, b"" and their JSON."""
     if not is_numbers(chunk.type):
         return b"", (json.dumps(chunk.to_pylist(), separators=(",", ":"))[1:-1] + ",").encode() if len(chunk) else b""
-    lengths = np.diff(np.from_dlpack(chunk.offsets))  # by NumPy: Arrow's functions of numbers import pandas
+    lengths = np.diff(np.from_dlpack(chunk.offsets))  # NumPy, because numeric functions of Arrow import pandas
     lengths[~np.array(chunk.is_valid().to_pylist(), dtype=bool)] = -1
     return lengths, np.ascontiguousarray(np.from_dlpack(chunk.flatten()))

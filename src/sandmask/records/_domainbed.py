@@ -1,4 +1,4 @@
-"""Read DomainBed's results as records: one folder per run, with `results.jsonl` and, for a finished run, `done`."""
+"""Read DomainBed's results as records. Each run has a folder with `results.jsonl` and, once finished, `done`."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from sandmask.records._types import RunRecord, RunSpec, held_out_environments
 
 _ACCURACY = re.compile(r"env\d+_(in|out)_acc")
 _NOT_METRICS = {"args", "hparams", "step"}
-# Other arguments that determine a run, and DomainBed's defaults.
+# Further arguments that determine a run, with DomainBed's defaults.
 _ASSUMED = {
     "task": "domain_generalization",
     "holdout_fraction": 0.2,
@@ -27,7 +27,7 @@ _ASSUMED = {
 
 @dataclass(frozen=True)
 class Imported:
-    """The runs that were read, and the folders that were passed over, each with its reason."""
+    """The runs that were read, and the folders that were skipped, each with the reason."""
 
     runs: tuple[RunRecord, ...]
     skipped: tuple[tuple[Path, str], ...]
@@ -36,17 +36,17 @@ class Imported:
 def read_domainbed(path: str | os.PathLike[str], *, include_incomplete: bool = False) -> Imported:
     """Read a DomainBed sweep: every folder directly below `path` that has a `results.jsonl`.
 
-    If DomainBed restarted a run and wrote its steps twice, the last start counts.
+    If DomainBed restarted a run and wrote its steps twice, the steps since the last start are used.
 
     :param path: output folder of the sweep.
-    :param include_incomplete: read runs without `done` as unfinished; no table uses those.
+    :param include_incomplete: also read runs without `done`, with status "running". Tables do not use them.
     """
     root = Path(path)
     files = sorted(root.glob("*/results.jsonl")) if root.is_dir() else []
     if not files:
         raise SandmaskError(
-            f"{root} has no DomainBed results. Name the sweep's output folder: the one whose folders each "
-            "hold a results.jsonl."
+            f"{root} has no DomainBed results. Name the sweep's output folder, which contains a folder with a "
+            "results.jsonl for each run."
         )
     runs: dict[str, tuple[RunRecord, Path]] = {}
     skipped = []
@@ -58,13 +58,13 @@ def read_domainbed(path: str | os.PathLike[str], *, include_incomplete: bool = F
             continue
         run = _run(file, lines, done)
         if run.spec.id in runs:
-            raise SandmaskError(f"{runs[run.spec.id][1]} and {file} hold the same run. Remove one of them.")
+            raise SandmaskError(f"{runs[run.spec.id][1]} and {file} contain the same run. Remove one of them.")
         runs[run.spec.id] = (run, file)
     return Imported(tuple(run for run, _ in runs.values()), tuple(skipped))
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    """The records since the last start of the run; a torn last line is not read."""
+    """Read the lines since the last start of the run. An incomplete last line is left out."""
     lines: list[dict[str, Any]] = []
     with file.open("rb") as source:
         for number, raw in enumerate(source, start=1):
@@ -115,7 +115,7 @@ def _accuracies(lines: Sequence[dict[str, Any]], count: int, split: str) -> np.n
 
 
 def _environment_names(dataset: str, count: int) -> tuple[str, ...]:
-    """DomainBed's names; numbers for environments that its tables do not report."""
+    """Return DomainBed's names of environments; numbers for those that its tables do not report."""
     known = held_out_environments(dataset)
     return tuple(known[env] if env < len(known) else str(env) for env in range(count))
 
@@ -128,7 +128,7 @@ def _spec(lines: Sequence[dict[str, Any]], steps: np.ndarray[Any, np.dtype[np.in
         dataset=args["dataset"],
         algorithm=args["algorithm"],
         test_envs=tuple(args["test_envs"]),
-        # DomainBed's own default depends on the dataset and is not written down; a finished run shows it.
+        # DomainBed's default depends on the dataset and is not recorded; the last step of a finished run shows it.
         steps=args.get("steps") or (int(steps[-1]) + 1 if done else 5001),
         checkpoint_every=args.get("checkpoint_freq") or spacing,
         hparams=dict(lines[0]["hparams"]),

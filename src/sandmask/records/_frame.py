@@ -1,4 +1,4 @@
-"""Records as one tidy pandas frame."""
+"""Records as a pandas data frame."""
 
 import itertools
 import os
@@ -22,25 +22,24 @@ _INT32 = np.iinfo(np.int32)
 
 
 def load_records(path: str | os.PathLike[str], *, hparams: bool = True) -> "pd.DataFrame":
-    """Read everything below a folder as a pandas frame: one row for each (run, step, environment).
+    """Read records as a pandas data frame with one row for each (run, step, environment).
 
     Columns: run, dataset, algorithm, test_envs (as text: "0" or "0,2"), trial_seed, hparams_seed, seed, space, network,
     weights, precision, options (as text: "average=sma"), step, env, env_name, is_test, in_accuracy, out_accuracy,
-    metrics of environments where they were recorded (in_f1, out_f1, ...), status, the other metrics, and the
-    hyperparameters as `hparams.NAME`. Averages of a run's weights have rows of their own, with an option such as
-    "average=sma".
+    recorded metrics of environments (in_f1, out_f1, ...), status, the other metrics, and the hyperparameters as
+    `hparams.NAME`. Averages of a run's weights have rows of their own, with an option such as "average=sma".
 
-    To keep large sweeps small, words are categories, integers have 32 bits where those suffice, and hyperparameters
-    that most rows lack are sparse columns; `frame.sparse.to_dense()` converts them.
+    To save memory, text columns are categorical, integers have 32 bits if these suffice, and hyperparameters that most
+    rows lack are sparse columns. `frame[name].sparse.to_dense()` converts a sparse column.
 
     :param path: folder of records, record file or archive.
-    :param hparams: include the hyperparameters, which repeat on every row.
+    :param hparams: include the hyperparameters, which are repeated in every row.
     """
     return frame(read_runs(path), hparams=hparams)
 
 
 def frame(runs: Sequence[RunRecord], *, hparams: bool = True) -> "pd.DataFrame":
-    """Return the frame of `load_records` for runs that have been read.
+    """Return the data frame of `load_records` for runs in memory.
 
     :param runs: records of the runs.
     :param hparams: include the hyperparameters.
@@ -48,7 +47,7 @@ def frame(runs: Sequence[RunRecord], *, hparams: bool = True) -> "pd.DataFrame":
     import pandas as pd
 
     columns = dict(_columns(list(split_averages(runs)), hparams))
-    return pd.DataFrame(columns, copy=False)  # a copy would need all of the memory twice
+    return pd.DataFrame(columns, copy=False)  # a copy would double the memory
 
 
 def _columns(runs: Sequence[RunRecord], hparams: bool) -> Iterator[tuple[str, _Column]]:
@@ -98,7 +97,7 @@ def _join(parts: Iterable[NDArray[Any]], dtype: Any) -> NDArray[Any]:
 
 
 def _join_known(parts: Iterable[NDArray[np.float64] | None], lengths: Iterable[int]) -> NDArray[np.float64]:
-    """All parts as one array, with NaN for the runs that did not record theirs."""
+    """Concatenate the parts, with NaN for the runs that did not record theirs."""
     known = (
         np.full(length, np.nan) if part is None else part.ravel() for part, length in zip(parts, lengths, strict=True)
     )
@@ -106,12 +105,12 @@ def _join_known(parts: Iterable[NDArray[np.float64] | None], lengths: Iterable[i
 
 
 def _tiled(values: Iterable[NDArray[Any]], checkpoints: Iterable[int], dtype: Any) -> NDArray[Any]:
-    """A value for each environment of each run, repeated at every checkpoint."""
+    """Repeat the values of each run, one per environment, for every checkpoint."""
     return _join((np.tile(one.astype(dtype), count) for one, count in zip(values, checkpoints, strict=True)), dtype)
 
 
 def _hyperparameter(values: Sequence[Any], rows: NDArray[np.int64]) -> _Column:
-    """A column of numbers, or of words where some value is not a number; None is where a run has no such value."""
+    """Return a column of numbers, or of text if some value is not a number. None marks runs without the value."""
     present = [value for value in values if value is not None]
     if not all(isinstance(value, (int, float)) for value in present):
         return _words([None if value is None else word_of(value) for value in values], rows)
@@ -125,7 +124,7 @@ def _hyperparameter(values: Sequence[Any], rows: NDArray[np.int64]) -> _Column:
 
 
 def _sparse(numbers: NDArray[np.float64], rows: NDArray[np.int64]) -> _Column:
-    """A sparse column; chunk by chunk, because pandas needs several times a chunk's memory on the way."""
+    """Return a sparse column. It is built in chunks, because pandas needs several times the memory of a chunk."""
     import pandas as pd
 
     some_runs = np.array_split(np.arange(len(numbers)), 1 + int(rows.sum()) // _CHUNK)

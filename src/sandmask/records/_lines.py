@@ -1,8 +1,8 @@
 """The lines of a record file: one JSON object each, of kind "run", "eval" or "end", with a checksum.
 
-The checksum, `"crc"`, is the last entry of a line. It is the CRC32 of the line's bytes without it, continued from the
-checksum of the same run's line before: so a changed, a missing and a moved line are all noticed. Files written before
-there were checksums are read as they are.
+The checksum, `"crc"`, is the last entry of a line. It is the CRC32 of the line without this entry, continued from the
+checksum of the run's previous line, so that changed, missing and moved lines are all detected. Older files have no
+checksums and are read without this check.
 """
 
 import json
@@ -31,17 +31,17 @@ _KEYS = {
 
 
 def encoded(line: dict[str, Any], before: int) -> tuple[bytes, int]:
-    """A line as written, and its checksum; `before` is that of the run's last line, or 0 for its first."""
+    """Encode a line and return its checksum too. `before` is that of the run's previous line, or 0 if there is none."""
     text = json.dumps(line, separators=(",", ":"), allow_nan=False).encode()
     crc = zlib.crc32(text, before)
     return text[:-1] + b',"crc":"%08x"}\n' % crc, crc
 
 
 def _checksum(raw: bytes, before: int, *, required: bool) -> tuple[int, bool]:
-    """The checksum of a line as read, and whether the line states it; a wrong one is a `ValueError`.
+    """Return the checksum of a line, and whether the line contains it. A wrong checksum raises `ValueError`.
 
-    :param before: the checksum of the run's line before.
-    :param required: whether a line without a checksum is damaged, because the run's line before has one.
+    :param before: the checksum of the run's previous line.
+    :param required: whether a missing checksum is an error, because an earlier line of the run has one.
     """
     stated = _CRC.search(raw, max(0, len(raw) - _CRC_LENGTH))
     if stated is None:
@@ -65,7 +65,7 @@ _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _decode(raw: bytes) -> dict[str, Any]:
-    """The object of a line; a `ValueError` for anything else, also for JSON too deep to read."""
+    """Decode the JSON object in a line. Anything else raises `ValueError`, also JSON that is nested too deeply."""
     try:
         line = _decoder.decode(raw.decode())
     except RecursionError:
@@ -76,7 +76,7 @@ def _decode(raw: bytes) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in _KEYS:
         raise ValueError(f"unknown kind {kind!r}")
     if not isinstance(line.get("run"), str):
-        raise ValueError("it names no run")
+        raise ValueError("it does not name a run")
     if "crc" not in line and line.keys() - _KEYS[kind]:
         raise ValueError(f"unknown entries: {', '.join(sorted(map(repr, line.keys() - _KEYS[kind])))}")
     return line
@@ -85,7 +85,7 @@ def _decode(raw: bytes) -> dict[str, Any]:
 def run_line(
     spec: RunSpec, env_names: Sequence[str], classes: Sequence[str], sizes: Sizes | None = None
 ) -> dict[str, Any]:
-    """The line that opens a run: its complete spec, the names of environments and classes, and the sizes of splits."""
+    """Return the first line of a run: its complete spec, names of environments and classes, and sizes of splits."""
     line = {
         "schema": SCHEMA_VERSION,
         "kind": "run",
@@ -105,7 +105,7 @@ def eval_line(
     metrics: Mapping[str, float],
     tables: Mapping[str, Sequence[int]],
 ) -> dict[str, Any]:
-    """The line of an evaluation."""
+    """Return the line of an evaluation."""
     floats = {name: float(value) for name, value in metrics.items()}
     line: dict[str, Any] = {
         "kind": "eval",
@@ -122,7 +122,7 @@ def eval_line(
 
 @dataclass
 class RunState:
-    """The state of a run after its lines so far, which its next line has to fit."""
+    """The state of a run after the lines read so far, against which its next line is checked."""
 
     environments: int
     classes: int
@@ -139,14 +139,14 @@ class RunState:
 
 
 def read_lines(path: Path, runs: dict[str, RunState]) -> Iterator[dict[str, Any]]:
-    """The lines of a record file, decoded and checked. A last line without its newline is not read.
+    """Yield the lines of a record file, decoded and checked. A last line without a newline is left out.
 
     :param runs: receives the state of each run, by its id.
     """
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if not raw.endswith(b"\n"):
-                return  # torn by a kill, or still being written
+                return  # the process was killed, or is still writing
             try:
                 line = _take(raw, runs)
             except SandmaskError as error:
@@ -157,7 +157,7 @@ def read_lines(path: Path, runs: dict[str, RunState]) -> Iterator[dict[str, Any]
 
 
 def _take(raw: bytes, runs: dict[str, RunState]) -> dict[str, Any]:
-    """Decode a line and check it against the state of its run, which it changes."""
+    """Decode a line, check it against the state of its run, and update the state."""
     line = _decode(raw)
     kind, run_id = line["kind"], line["run"]
     if kind == "run":
@@ -166,7 +166,7 @@ def _take(raw: bytes, runs: dict[str, RunState]) -> dict[str, Any]:
             raise ValueError(f"run {run_id} begins a second time")
         runs[run_id] = _begin(line)
     if run_id not in runs:
-        raise ValueError(f"no line before it begins a run {run_id!r}")
+        raise ValueError(f"run {run_id!r} has no first line before it")
     run = runs[run_id]
     run.crc, run.has_crc = _checksum(raw, run.crc, required=run.has_crc or "crc" in line)
     if kind == "eval":
@@ -213,7 +213,7 @@ def _end(run: RunState, line: dict[str, Any]) -> None:
 def _refuse(path: Path, number: int, raw: bytes, error: Exception) -> NoReturn:
     if number == 1 and b'"env0_in_acc"' in raw:
         raise SandmaskError(
-            f"{path} is a DomainBed results file. Bring the sweep in with "
+            f"{path} is a DomainBed results file. Import the sweep with "
             "`sandmask import-domainbed DIR --out STORE`, then read STORE."
         ) from error
     said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
@@ -225,7 +225,7 @@ def _refuse(path: Path, number: int, raw: bytes, error: Exception) -> NoReturn:
 
 
 def metric_value(value: Any) -> float:
-    """A metric as it was before it was written."""
+    """Return the number of a metric. NaN and infinities are written as strings."""
     if isinstance(value, str) and value in _NON_FINITE:
         return float(value)
     if type(value) not in (float, int):
@@ -234,11 +234,11 @@ def metric_value(value: Any) -> float:
 
 
 def check_schema(version: Any) -> None:
-    """Refuse what a newer sandmask wrote, rather than misread it."""
+    """Raise an error for records of a newer sandmask, which would be misread."""
     if type(version) is not int or version < 1:
         raise SandmaskError(f"schema version {version!r} is not a version number.")
     if version > SCHEMA_VERSION:
         raise SandmaskError(
-            f"written by a newer sandmask (schema {version}, this one reads up to {SCHEMA_VERSION}). "
+            f"it was written by a newer sandmask (schema {version}, this one reads up to {SCHEMA_VERSION}). "
             "Upgrade sandmask to read it."
         )

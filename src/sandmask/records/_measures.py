@@ -1,8 +1,8 @@
-"""Metrics beyond accuracy: their definitions, and their form in records.
+"""Metrics beyond accuracy: their definitions, and how records store them.
 
 A run that was trained with `metrics=["f1", "confusion"]` has, at each evaluation, a macro-F1 for every environment's
 "in" and "out" split, as curves named `f1/in/0`, and the counts of its confusion matrices in `tables`. Metrics are not
-part of a run's spec: a run with them is the same run.
+part of a run's spec, so they do not change its id.
 """
 
 import re
@@ -31,16 +31,16 @@ class Measure:
     lower_is_better: bool = False
 
     def entries(self, n_envs: int) -> list[str]:
-        """The names of the curves of a metric that is a number, in order."""
+        """Return the names of the curves of a metric that is a number, in order."""
         return [f"{self.name}/{split}/{env}" for split in SPLITS for env in range(n_envs)]
 
     def shape(self, n_envs: int, n_classes: int) -> tuple[int, ...]:
-        """The shape at one evaluation: splits and environments, then what there is of each."""
+        """Return the shape of its values at one evaluation: splits, environments, and the dimensions of a table."""
         own = {PER_CLASS: (n_classes, 2), CONFUSION: (n_classes, n_classes)}.get(self.name, ())
         return (len(SPLITS), n_envs, *own)
 
     def size(self, n_envs: int, n_classes: int) -> int:
-        """How many numbers it has at one evaluation."""
+        """Return the number of its values at one evaluation."""
         return prod(self.shape(n_envs, n_classes))
 
 
@@ -56,7 +56,7 @@ CURVE = re.compile(rf"({'|'.join(MEASURES)})/(?P<split>{'|'.join(SPLITS)})/(?P<e
 
 
 def table_size(name: str, n_envs: int, n_classes: int) -> int:
-    """How many counts a table has at one evaluation; its name may have the name of an average before it."""
+    """Return the number of counts in a table at one evaluation. The prefix of an average in its name is ignored."""
     measure = name.rpartition("/")[2]
     if measure not in MEASURES or not MEASURES[measure].is_table:
         raise ValueError(f"there is no table {name!r}")
@@ -66,7 +66,7 @@ def table_size(name: str, n_envs: int, n_classes: int) -> int:
 def parse_measures(names: Iterable[str]) -> tuple[str, ...]:
     """Check names of metrics and return them in the order of `MEASURES`.
 
-    :param names: names; "all" means every metric.
+    :param names: names of metrics; "all" means every metric.
     """
     asked = list(names)
     found = set(MEASURES) if "all" in asked else {MEASURES[name].name for name in asked}
@@ -74,7 +74,7 @@ def parse_measures(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def measured(run: RunRecord, name: str, split: str) -> NDArray[np.float64] | None:
-    """Return a metric that is a number, [T, environments]; None if the run did not record it.
+    """Return the values [T, environments] of a metric that is a number; None if the run did not record it.
 
     :param run: record of a run.
     :param name: name of the metric.
@@ -86,9 +86,9 @@ def measured(run: RunRecord, name: str, split: str) -> NDArray[np.float64] | Non
 
 
 def class_counts(run: RunRecord) -> NDArray[np.int64] | None:
-    """Return the right answers and examples of each class, [T, splits, environments, classes, 2].
+    """Return the numbers of correct predictions and examples of each class, [T, splits, environments, classes, 2].
 
-    They are computed from confusion matrices if the run recorded those.
+    They are computed from confusion matrices if the run recorded only those.
 
     :param run: record of a run.
     :return: the counts; None if they were not recorded.
@@ -101,7 +101,7 @@ def class_counts(run: RunRecord) -> NDArray[np.int64] | None:
 
 
 def confusion_counts(run: RunRecord) -> NDArray[np.int64] | None:
-    """Return counts by true and predicted class, [T, splits, environments, classes, classes].
+    """Return confusion matrices: counts by true and predicted class, [T, splits, environments, classes, classes].
 
     :param run: record of a run.
     :return: the counts; None if they were not recorded.

@@ -15,13 +15,13 @@ from sandmask.records._types import RunRecord, RunSpec, Status, extent, joined
 
 
 def read_runs(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> list[RunRecord]:
-    """Read the runs in record files, archives, or anywhere below folders.
+    """Read runs from record files, archives, and folders that contain such files at any depth.
 
-    A run that is in two files counts once, as the longer of the two; contradicting records are an error. Runs that are
-    still being written are read as far as they have come, with status "running".
+    A run that is in several files is returned once, with its longest record. Contradictory records raise an error. Runs
+    that are still being written are read up to their last complete line, with status "running".
 
     :param path: folder, record file or archive.
-    :param more: further ones.
+    :param more: further folders, record files or archives.
     :return: runs in the order of the files' paths.
     """
     runs: dict[str, tuple[RunRecord, Path]] = {}
@@ -44,7 +44,7 @@ def _files(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def refuse_record_name(target: Path) -> None:
-    """Raise an error if a file that is about to be written is named like one of records: it would replace that."""
+    """Raise an error if a file to be written has the name of a record file, which it could replace."""
     if target.name.endswith((".jsonl", ARCHIVE_SUFFIX)):
         raise SandmaskError(f"{target} is named like a file of records and could overwrite one. Choose another name.")
 
@@ -62,7 +62,7 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
 
 
 def _begins(shorter: RunRecord, longer: RunRecord) -> bool:
-    """Whether the shorter record equals the longer one, or the beginning of it."""
+    """Whether the shorter record equals the longer one or its beginning."""
     count = len(shorter.steps)
     ended_alike = (shorter.status, shorter.diverged_at) == (longer.status, longer.diverged_at)
     comparable = _comparable(shorter, longer)
@@ -79,7 +79,7 @@ def _begins(shorter: RunRecord, longer: RunRecord) -> bool:
 def _comparable(one: RunRecord, other: RunRecord) -> NDArray[np.bool_]:
     """The environments whose "in" accuracies must agree.
 
-    With `train_eval_limit`, which is not in the spec, those of training environments are over fewer examples.
+    With `train_eval_limit`, which is not in the spec, those of training environments are computed on fewer examples.
     """
     if one.sizes is None or other.sizes is None or one.sizes[1] != other.sizes[1]:
         return np.ones(len(one.env_names), dtype=np.bool_)
@@ -89,7 +89,7 @@ def _comparable(one: RunRecord, other: RunRecord) -> NDArray[np.bool_]:
 
 
 def _read(file: Path) -> list[RunRecord]:
-    """The runs of an archive, or of a record file in the order they began."""
+    """Read the runs of an archive, or of a record file in the order in which they began."""
     if file.suffix == ".parquet":
         return read_archive(file)
     lines: dict[str, list[dict[str, Any]]] = {}
@@ -99,7 +99,7 @@ def _read(file: Path) -> list[RunRecord]:
 
 
 def _record(lines: list[dict[str, Any]]) -> RunRecord:
-    """The record of a run from its lines."""
+    """Make the record of a run from its lines."""
     first, last = lines[0], lines[-1]
     evaluations = [line for line in lines if line["kind"] == "eval"]
     shape = (len(evaluations), len(first["env_names"]))

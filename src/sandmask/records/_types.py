@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
 Status = Literal["running", "done", "diverged", "pruned"]
-Sizes = tuple[tuple[int, ...], tuple[int, ...]]  # of the "in" and the "out" split of every environment
+Sizes = tuple[tuple[int, ...], tuple[int, ...]]  # numbers of examples: "in" and "out" splits of the environments
 T = TypeVar("T")
 
 
@@ -41,9 +42,9 @@ class RunSpec:
 
     @cached_property
     def id(self) -> str:
-        """A short name that is the same on every machine: a hash of the content."""
-        # Not `asdict`, which copies every value: sweeps ask for the ids of tens of thousands of specs. Not `to_json`,
-        # which fails for the spec of a damaged file: its id is compared before its fields are checked.
+        """The id of the run: a hash of the spec, which is the same on every machine."""
+        # `asdict` would copy every value, which is slow for the tens of thousands of specs of a sweep. `to_json` would
+        # fail for the spec of a damaged file, whose id is compared before its fields are checked.
         content = json.dumps({one.name: getattr(self, one.name) for one in fields(self)}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -53,8 +54,8 @@ class RunSpec:
         return f"{PurePath(self.dataset).name}-{self.algorithm}-{self.id}"
 
     def to_json(self) -> dict[str, Any]:
-        """The spec as plain JSON values."""
-        # Not `asdict`, whose deep copies take ten times as long, and a sweep has thousands of specs.
+        """Return the spec as plain JSON values."""
+        # The deep copies of `asdict` would take ten times as long, and a sweep has thousands of specs.
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         copied = {"hparams": dict(self.hparams), "options": dict(self.options)}
         return {**plain, **copied, "test_envs": list(self.test_envs)}
@@ -67,16 +68,16 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run's evaluations: T checkpoints of accuracies on every environment's "in" and "out" split.
+    """The evaluations of a run: accuracies on every environment's "in" and "out" split at T checkpoints.
 
-    Environments are numbered as in the dataset, held-out ones included. `status` is "diverged" when training
-    met a NaN or inf; `diverged_at` is the step. Evaluations up to that step are kept. It is "pruned" when a search
-    stopped the run, after its last evaluation. `classes` may be empty where the source did not name them. `tables` are
-    counts for each class, if these were requested: see `class_counts` and `confusion_counts`.
+    Environments, including held-out ones, are numbered as in the dataset. If training met a NaN or inf, `status` is
+    "diverged", `diverged_at` is the step, and the evaluations before that step are kept. If a search stopped the run
+    after its last evaluation, `status` is "pruned". `classes` is empty if the source does not name them. `tables` are
+    counts for each class, if they were requested: see `class_counts` and `confusion_counts`.
 
-    `sizes` are the numbers of examples of the "in" and "out" splits that were evaluated, and each accuracy is a count
-    over one of them. They are None where the source did not state them. In archives of sandmask 0.1, which derived them
-    from accuracies, they may be other numbers that give the same accuracies.
+    `sizes` are the numbers of examples in the "in" and "out" splits that were evaluated, and each accuracy is a count
+    divided by one of them. They are None if the source does not state them. Archives of sandmask 0.1 derived them from
+    the accuracies, so they may be other numbers that give the same accuracies.
     """
 
     spec: RunSpec
@@ -97,9 +98,9 @@ class RunRecord:
         return tuple(e for e in range(len(self.env_names)) if e not in self.spec.test_envs)
 
     def at(self, checkpoints: NDArray[Any] | slice) -> "RunRecord":
-        """Return the same run with some of its checkpoints.
+        """Return the run with some of its checkpoints.
 
-        :param checkpoints: their indices, a mask, or a slice.
+        :param checkpoints: indices, a mask, or a slice.
         """
         return replace(
             self,
@@ -112,14 +113,15 @@ class RunRecord:
 
 
 def extent(run: RunRecord) -> tuple[int, bool, int]:
-    """How much a record has: checkpoints, an end, and examples behind the accuracies."""
+    """Return a sort key for how much a record contains: checkpoints, whether the run has ended, evaluated examples."""
     return len(run.steps), run.status != "running", sum(run.sizes[0]) if run.sizes else 0
 
 
 def joined(shorter: RunRecord, longer: RunRecord) -> RunRecord:
-    """One record of two of the same run, in the order of their `extent`.
+    """Merge two records of a run, given in the order of their `extent`.
 
-    Where they have equally many checkpoints, either may have recorded more, such as metrics that were requested later.
+    The result is the longer one. If both have equally many checkpoints, it also has what only the shorter one recorded,
+    such as metrics that were requested later.
     """
     if len(shorter.steps) < len(longer.steps):
         return longer
@@ -127,8 +129,8 @@ def joined(shorter: RunRecord, longer: RunRecord) -> RunRecord:
     return replace(longer, metrics=metrics, tables=tables, sizes=longer.sizes or shorter.sizes)
 
 
-# The environments that the benchmark holds out, by dataset in the order of tables. Spirals has one more. Entries of
-# datasets have them too, but importing those takes torch; a test compares the two.
+# The environments that the benchmark holds out, by dataset, in the order of the tables. Spirals has one more. The
+# registry of datasets has these names too, but importing it imports torch. A test compares the two.
 HELD_OUT: dict[str, tuple[str, ...]] = {
     "Spirals": tuple(map(str, range(16))),
     "ColoredMNIST": ("+90%", "+80%", "-90%"),
@@ -142,7 +144,7 @@ HELD_OUT: dict[str, tuple[str, ...]] = {
 
 
 def held_out_environments(dataset: str) -> tuple[str, ...]:
-    """The environments that the benchmark holds out, one after the other; empty for a dataset that is not part of it.
+    """Return the environments of a dataset that the benchmark holds out; empty if it does not use the dataset.
 
     `Spirals:seed=1` has the environments of Spirals.
     """
@@ -150,16 +152,25 @@ def held_out_environments(dataset: str) -> tuple[str, ...]:
 
 
 def dataset_order(names: list[str]) -> list[str]:
-    """The benchmark's datasets in its order, then others in alphabetical order."""
+    """Sort datasets for tables: the benchmark's in its order, then others by name, with numbers in numeric order.
+
+    >>> dataset_order(["Watermarks-16", "Watermarks-4", "PACS", "Spirals"])
+    ['Spirals', 'PACS', 'Watermarks-4', 'Watermarks-16']
+    """
     places = {name: place for place, name in enumerate(HELD_OUT)}
-    return sorted(names, key=lambda name: (places.get(name, len(places)), name))
+
+    def key(name: str) -> tuple[Any, ...]:
+        parts = [(int(part), part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+        return places.get(name, len(places)), parts
+
+    return sorted(names, key=key)
 
 
 def word_of(value: Any) -> str:
-    """The value of an option or a hyperparameter as text."""
+    """Format the value of an option or hyperparameter."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def under_prefix(prefix: str, found: Mapping[str, T]) -> dict[str, T]:
-    """The entries whose names begin with `prefix`, by the rest of their names."""
+    """Return the entries whose names begin with `prefix`, and remove it from the names."""
     return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}

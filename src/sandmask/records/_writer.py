@@ -17,7 +17,7 @@ from sandmask.records._types import RunRecord, RunSpec, Sizes, Status
 
 
 def open_locked(path: Path) -> FileIO:
-    """Open `path` for reading and appending, created if need be, and lock it; an error when it is taken."""
+    """Open `path` for reading and appending, create it if needed, and lock it. Raise an error if it is locked."""
     while True:
         file = FileIO(path, "a+")
         if not lock(file):
@@ -26,7 +26,7 @@ def open_locked(path: Path) -> FileIO:
                 f"{path} is being written by another process. A record file has one writer: "
                 "wait until that process ends, or write to another folder."
             )
-        # Between opening and locking, the former holder may have replaced the file by a rewound one.
+        # Between opening and locking, the previous writer may have replaced the file (see `rewind`).
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return file
         file.close()
@@ -46,11 +46,13 @@ if hasattr(os, "register_at_fork"):
 
 
 class RecordWriter:
-    """Appends runs and their evaluations to one file, a line each; several runs may take turns.
+    """Append runs and their evaluations to a file, one line each. Several runs can be written at the same time.
 
-    Opening an existing file continues it: an incomplete last line is removed, and runs that it holds can be
-    continued. A second writer on the same file is an error. Every line written survives a crash of the process;
-    those before a `commit` also survive a power cut.
+    An existing file is continued: an incomplete last line is removed, and the runs in the file can be continued. A
+    second writer on the same file raises an error. Every written line survives a crash of the process; lines before a
+    `commit` also survive a power failure.
+
+    :param path: the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -69,23 +71,23 @@ class RecordWriter:
     def start(
         self, spec: RunSpec, env_names: Sequence[str], classes: Sequence[str] = (), sizes: Sizes | None = None
     ) -> str:
-        """Open a run and return its id; a run that the file already holds is continued.
+        """Begin a run, or continue it if the file already contains it, and return its id.
 
-        :param sizes: numbers of examples in the "in" and in the "out" split of each environment, if accuracies are
-            counts over these.
+        :param sizes: numbers of examples in the "in" and "out" splits of the environments, if accuracies are counts
+            divided by these.
         """
         if spec.id not in self._runs:
             try:
                 check_run(spec.id, spec, env_names, classes, sizes)
             except ValueError as error:
-                raise SandmaskError(f"{self.path} cannot take run {spec.id}: {error}.") from error
+                raise SandmaskError(f"Run {spec.id} cannot be written to {self.path}: {error}.") from error
             run = RunState(len(env_names), len(classes), sizes)
             self._write(run, run_line(spec, env_names, classes, sizes))
             self._runs[spec.id] = run
         elif sizes is not None and self._runs[spec.id].sizes not in (None, sizes):
             raise SandmaskError(
-                f"{self.path} holds run {spec.id} with splits of other sizes, so the data or --train-eval-limit has "
-                "changed since it began. Restore it, or train the run in another folder."
+                f"{self.path} contains run {spec.id} with splits of other sizes, so the data or --train-eval-limit has "
+                "changed since the run began. Undo this change, or train the run in another folder."
             )
         return spec.id
 
@@ -98,7 +100,7 @@ class RecordWriter:
         metrics: Mapping[str, float] | None = None,
         tables: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        """Append one checkpoint: an accuracy in 0..1 for every environment's "in" and "out" split.
+        """Append an evaluation: accuracies in 0..1 on every environment's "in" and "out" split.
 
         :param metrics: numbers by name.
         :param tables: counts for each class by name: see `RunRecord.tables`.
@@ -117,13 +119,13 @@ class RecordWriter:
         run.last_step = step
 
     def end(self, run_id: str, status: Literal["done", "diverged", "pruned"], step: int) -> None:
-        """Close a run: it finished, or it diverged at `step`."""
+        """End a run that is done, that diverged at `step`, or that a search pruned."""
         run = self._running(run_id)
         self._write(run, {"kind": "end", "run": run_id, "status": status, "step": step})
         run.status = status
 
     def commit(self) -> None:
-        """Return once everything written so far is on the disk."""
+        """Wait until everything written so far is on the disk."""
         with naming(self.path):
             os.fsync(self._file.fileno())
         if self._entry_is_new:
@@ -131,18 +133,18 @@ class RecordWriter:
             self._entry_is_new = False
 
     def last_step(self, run_id: str) -> int | None:
-        """The step of the run's last evaluation in the file; None when there is none."""
+        """Return the step of the run's last evaluation in the file; None if there is none."""
         return self._runs[run_id].last_step if run_id in self._runs else None
 
     def status(self, run_id: str) -> Status | None:
-        """The run's status in the file; None when the file does not hold it."""
+        """Return the run's status in the file; None if the file does not contain the run."""
         return self._runs[run_id].status if run_id in self._runs else None
 
     def rewind(self, run_id: str | Iterable[str], step: int) -> None:
-        """Remove what one run, or several, recorded after `step`, their ends included.
+        """Remove everything that one or several runs recorded after `step`, including their ends.
 
         Call it before a run resumes from a checkpoint that is older than its last line. The file is replaced
-        atomically, under the same lock. Runs that the file does not hold are ignored.
+        atomically and stays locked. Runs that the file does not contain are ignored.
         """
         wanted = {run_id} if isinstance(run_id, str) else set(run_id)
         names = {
@@ -194,7 +196,7 @@ class RecordWriter:
         run.crc, run.has_crc = crc, True
 
     def _cut_torn_line(self) -> None:
-        """Cut what follows the last newline: a line is complete if it ends with one."""
+        """Remove an incomplete last line, which has no newline."""
         with self.path.open("rb") as file:
             complete = sum(len(line) for line in file if line.endswith(b"\n"))
         if complete < self.path.stat().st_size:
@@ -208,7 +210,7 @@ class RecordWriter:
 
 
 def write_record(record: RunRecord, path: Path) -> None:
-    """Write one finished run to a file of its own. The file is complete or absent, even if the process is killed.
+    """Write a record to a file of its own. The file is complete or absent, even if the process is killed.
 
     :param record: the record.
     :param path: the file, which is replaced.
@@ -231,7 +233,7 @@ def _is_after(line: dict[str, Any], names: set[str], step: int) -> bool:
 
 
 def _write_all(file: FileIO, data: bytes) -> None:
-    # An unbuffered write may be partial (full disk, signal): write the rest, or raise the error.
+    # An unbuffered write may be partial (full disk, signal), so the rest is written until it succeeds or fails.
     view = memoryview(data)
     while view:
         view = view[file.write(view) or 0 :]

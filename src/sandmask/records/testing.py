@@ -21,10 +21,10 @@ def made_up_run(
     size: int | None = None,
     **spec: Any,
 ) -> RunRecord:
-    """A run with these accuracies ([checkpoints, environments]); "out" equals "in" unless given.
+    """Make a run with these accuracies [checkpoints, environments]. "out" equals "in" unless given.
 
-    `size` is that of every split, where accuracies are fractions k / size. Further arguments go into the spec:
-    `algorithm="IRM"`, `hparams_seed=3`, ...
+    With `size`, every split has this many examples, and accuracies have to be fractions k / size. Further arguments are
+    fields of the spec: `algorithm="IRM"`, `hparams_seed=3`, ...
     """
     table = np.array(accuracy_in, dtype=np.float64)
     steps = np.arange(len(table), dtype=np.int64) * every
@@ -63,9 +63,10 @@ def made_up_sweep(
     metrics: Sequence[str] = (),
     **spec: Any,
 ) -> list[RunRecord]:
-    """A complete sweep of random accuracies k / size (a small size gives many ties).
+    """Make a complete sweep with random accuracies k / size. A small size gives many ties.
 
-    `pairs` also holds out every two environments. `metrics` are further curves, at random between 0.9 and 1.
+    `pairs` adds runs that hold out every pair of environments. `metrics` are names of further curves, with random
+    values from 0.9 to 1.
     """
     rng, curves = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     held_out: list[tuple[int, ...]] = [(env,) for env in range(environments)]
@@ -95,7 +96,7 @@ def made_up_sweep(
 
 
 def assert_same_runs(found: Iterable[RunRecord], expected: Iterable[RunRecord]) -> None:
-    """Assert that the records are of the same runs, each once and in any order, and equal to the last bit.
+    """Assert that two lists have equal records, to the last bit, of the same runs. The order may differ.
 
     :param found: the records to check.
     :param expected: the records of the same runs from elsewhere.

@@ -1,4 +1,4 @@
-"""Tables from records. The data are computed first, and then formatted.
+"""Tables of results from records. The data are computed first, and then formatted.
 
     import sandmask
     from sandmask.reports import render

@@ -23,9 +23,9 @@ _Scores = defaultdict[str, dict[_Condition, float]]  # of each method
 
 
 def compare(tables: Mapping[str, Table], baseline: str) -> Statistics | None:
-    """Compare every method with the baseline on each dataset, and on all together when there are several.
+    """Compare every method with the baseline on each dataset, and on all datasets together if there are several.
 
-    None when there is nothing to compare: no baseline among the methods, or no other method.
+    Return None if there is nothing to compare: no baseline among the methods, or no other method.
     """
     methods = method_order({method for table in tables.values() for method in table.methods})
     reference = next((name for name in methods if is_of(name, baseline)), None)
@@ -49,13 +49,13 @@ def compare(tables: Mapping[str, Table], baseline: str) -> Statistics | None:
 
 
 def _paired(values: Mapping[Any, float], others: Mapping[Any, float]) -> PairedComparison | None:
-    """Compare the values that both have; None if there are none."""
+    """Compare the values whose keys both have; None if there are none."""
     pairs = sorted(values.keys() & others.keys())
     return paired_comparison([values[key] for key in pairs], [others[key] for key in pairs]) if pairs else None
 
 
 def _scores(tables: Mapping[str, Table]) -> _Scores:
-    """Accuracies in percent, of the conditions in which a rule found something to choose."""
+    """Return the selected accuracies of each method in percent, by condition."""
     scores: _Scores = defaultdict(dict)
     for dataset, table in tables.items():
         for method in table.methods:
@@ -65,9 +65,9 @@ def _scores(tables: Mapping[str, Table]) -> _Scores:
 
 
 def _ranks(methods: Sequence[str], scores: _Scores, reference: str) -> tuple[dict[str, float], int]:
-    """Mean ranks over the baseline's cells (means over trials), of the methods that have them all.
+    """Return mean ranks over the baseline's cells (means over trials), and the number of these cells.
 
-    Also returns the number of these cells. Soups, which are of many runs, have no rank and do not change other ranks.
+    Only methods with a number in all of these cells are ranked. Soups, which combine many runs, are not ranked.
     """
     means = {method: _cell_means(scores[method]) for method in methods}
     cells = sorted(means.get(reference, {}))
@@ -86,7 +86,7 @@ def _cell_means(scores: Mapping[_Condition, float]) -> dict[tuple[str, str], flo
 
 
 def beside_earlier(report: Report, earlier: Report, by_hand: _ByHand) -> Report:
-    """The same report with the number of an earlier one, under the same rules, in every cell that both have.
+    """Add the numbers of an earlier report, under the same rules, to the cells that both reports have.
 
     `by_hand` has notes on the hyperparameters in which the runs of a dataset and method differ.
     """
@@ -124,7 +124,7 @@ def _beside(now: Table, then: Table) -> Table:
     cells = {key: _cell(cell, then.cells.get(key)) for key, cell in now.cells.items()}
 
     def average(method: str) -> Cell:
-        """Averages are compared if they are over the same columns, and each of these is compared."""
+        """Compare averages only if they are over the same columns and each of these columns is compared."""
         found, earlier = _known(now, method), _known(then, method)
         same = found == earlier and all(cells[method, column].before is not None for column in found)
         return _cell(now.averages[method], then.averages.get(method) if same else None)
@@ -133,12 +133,12 @@ def _beside(now: Table, then: Table) -> Table:
 
 
 def _known(table: Table, method: str) -> set[str]:
-    """The columns in which a method has a number."""
+    """Return the columns in which a method has a number."""
     return {column for (name, column), cell in table.cells.items() if name == method and cell.mean is not None}
 
 
 def _cell(now: Cell, then: Cell | None) -> Cell:
-    """Numbers of several environments, such as averages, are compared if the environments are the same."""
+    """Add the earlier cell, if it has a number and is over the same held-out environments."""
     if then is None or then.mean is None or not math.isfinite(then.mean) or _environments(now) != _environments(then):
         return now
     return replace(now, before=then)
@@ -159,7 +159,7 @@ def _changes(now: Mapping[str, Table], then: Mapping[str, Table], by_hand: _ByHa
 
 
 def _other_settings(now: Table, then: Table, method: str) -> tuple[str, ...]:
-    """The settings of a method, such as its number of steps, that are not the same in two sets of runs."""
+    """Describe the settings of a method, such as its number of steps, that differ between two sets of runs."""
     after, before = _settings(now, method), _settings(then, method)
     return tuple(
         f"{name} {after.get(name, 'none')}, before {before.get(name, 'none')}"
@@ -185,7 +185,7 @@ def has_published() -> bool:
 
 
 def beside_published(report: Report) -> Report:
-    """The same report with the paper's number in every cell that has one."""
+    """Add the paper's numbers to the cells that have one."""
     if not has_published():
         raise SandmaskError(f"The paper's numbers are in {GUEST}, which is not installed. Leave out --against-paper.")
     beside_paper: Callable[[Table, str, str | None], Table] = import_module(f"{GUEST}._printed").beside_paper

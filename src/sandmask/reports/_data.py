@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-AVERAGE = "Avg"  # instead of an environment or a dataset
+AVERAGE = "Avg"  # in the place of an environment or a dataset
 
 
 class PublishedCell(Protocol):
-    """A number that others have published, in percent, with its digits as printed and the table that it is from."""
+    """A published number in percent, with its digits as printed and the table that contains it."""
 
     @property
     def mean(self) -> float: ...
@@ -54,10 +54,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Parts:
-    """The columns of an average: `found` of `of` columns of this kind ("environments", "datasets").
+    """The columns of an average: `found` of `of` columns of this kind ("environments", "datasets" or "classes").
 
-    `in_part` says that some of those columns are averages over fewer columns than they should be. `columns` names those
-    that were found: averages over different columns do not compare.
+    `in_part` is true if some of the columns found are themselves averages over too few columns. `columns` are the names
+    of the columns found, because averages over different columns cannot be compared.
     """
 
     found: int
@@ -74,12 +74,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of a table, in percent; `mean` is None when too much is missing to give one.
+    """A number of a table, in percent. `mean` is None if too many runs are missing.
 
-    `values` are the accuracies (in percent) that it is the mean of, one per trial. `have` of the `expected`
-    runs are finished: a number with fewer is provisional, and tables say so. `parts` is for averages over columns: of
-    how many there is a number, and of how many there should be; tables say where those differ. `before` is the cell
-    of an earlier set of runs.
+    `values` are the accuracies of the trials (in percent), of which `mean` is the mean. `have` of the `expected` runs
+    are finished. If some are missing, the number is provisional, and tables mark it. `parts` describes the columns of
+    an average; tables also mark averages that lack columns. `before` is the same cell in an earlier set of runs.
     """
 
     mean: float | None
@@ -96,18 +95,18 @@ class Cell:
 
     @property
     def complete(self) -> bool:
-        """Whether every run that should be there is finished, and there is a number over all columns."""
+        """Whether all expected runs are finished, and an average is over all columns."""
         return self.mean is not None and self.have == self.expected and (self.parts is None or self.parts.complete)
 
     @property
     def change(self) -> float | None:
-        """This number minus the earlier one, in percent."""
+        """This number minus the earlier one, in percentage points."""
         before = None if self.before is None else self.before.mean
         return _minus(self.mean, before)
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, in percent."""
+        """Our number minus the paper's, in percentage points."""
         return _minus(self.mean, None if self.paper is None else self.paper.mean)
 
 
@@ -131,13 +130,13 @@ class Table:
 
     @property
     def average_title(self) -> str:
-        """The heading of the averages: "Avg", or "Avg of columns" if a column is named so."""
+        """The heading of the averages: "Avg", or "Avg of columns" if a column has that name."""
         return AVERAGE if AVERAGE not in self.columns else f"{AVERAGE} of columns"
 
 
 @dataclass(frozen=True)
 class MetricReport:
-    """A metric beyond accuracy under one selection rule: a table for each dataset, as those of accuracy."""
+    """A metric beyond accuracy under one selection rule, with a table for each dataset."""
 
     metric: str
     title: str
@@ -147,7 +146,7 @@ class MetricReport:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Examples of held-out environments by true class (rows) and predicted class, summed over trials."""
+    """Examples of held-out environments, counted by true class (rows) and predicted class, over all trials."""
 
     dataset: str
     method: str
@@ -176,9 +175,9 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Change:
-    """A method on a dataset, now minus before, over the (environment, trial) pairs that both have.
+    """The change of a method on a dataset: now minus before, over the (environment, trial) pairs of both sets of runs.
 
-    `settings` are those, and the hyperparameters set by hand, in which the two sets of runs differ, such as "steps 300,
+    `settings` are the settings, and the hyperparameters set by hand, in which the two sets differ, such as "steps 300,
     before 100".
     """
 
@@ -190,7 +189,7 @@ class Change:
 
 @dataclass(frozen=True)
 class RuleReport:
-    """Everything under one selection rule."""
+    """The tables, comparisons and notes of one selection rule."""
 
     rule: str
     description: str
@@ -205,9 +204,9 @@ class RuleReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All tables of a set of runs. Printed, it is text; a notebook shows its tables.
+    """All tables of a set of runs. `print` shows them as text, and a notebook as HTML tables.
 
-    `records` are the runs, and `settings` the arguments of `build_report` beside the rules: `to_html` needs both.
+    `records` are the runs and `settings` the arguments of `build_report` except the rules; `to_html` needs both.
     """
 
     runs: int
@@ -216,7 +215,7 @@ class Report:
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each cell, unrounded: the columns of the format csv."""
+        """Return a data frame with an unrounded row for each cell. The columns are those of the CSV format."""
         from sandmask.reports._for_programs import to_frame
 
         return to_frame(self)
@@ -229,12 +228,13 @@ class Report:
         title: str = "sandmask report",
         statistics: bool = True,
     ) -> Path:
-        """Write the page: one file with tables, figures and every run's curves.
+        """Write the HTML report: one file with tables, figures and every run's curves.
 
         :param path: the file to write.
         :param selection: the selection rules on the page; every rule if not given.
         :param title: the title of the page.
-        :param statistics: whether to compare with the baseline.
+        :param statistics: include the comparisons with the baseline.
+        :return: the path of the file.
         """
         from sandmask.reports.html import write_html
 
@@ -249,7 +249,7 @@ class Report:
         return render(self)
 
     def _repr_html_(self) -> str:
-        """The tables that a notebook shows."""
+        """Return the tables that a notebook shows."""
         from sandmask.reports._formats import html_tables
         from sandmask.reports._grids import grids
 

@@ -1,4 +1,4 @@
-"""Reports for other programs: JSON with all computed data, or CSV with one line per cell."""
+"""Reports for other programs: JSON with all computed data, CSV with one line per cell, and the command of a run."""
 
 import csv
 import io
@@ -23,15 +23,15 @@ _NUMBERS = ("steps", "checkpoint_every", "hparams_seed", "trial_seed", "seed")
 
 
 def run_command(run: RunRecord | RunSpec, environments: Sequence[str] = ()) -> str:
-    """The `sandmask train` command with which this run is trained again, to copy into a shell; "" for a soup.
+    """Return the `sandmask train` command that trains a run again, for a shell; "" for soups and imported runs.
 
     It names every setting and hyperparameter, so that it does not depend on defaults.
 
     :param run: a record, or its spec.
-    :param environments: names of the environments, which a spec has no record of; numbers are written without them.
+    :param environments: names of the environments, for a spec, which does not contain them. Numbers if not given.
     """
     spec, names = (run.spec, run.env_names) if isinstance(run, RunRecord) else (run, environments)
-    if "soup" in spec.options:
+    if "soup" in spec.options or "source" in spec.options:
         return ""
     words = ["sandmask", "train", spec.dataset, spec.algorithm]
     for env in spec.test_envs:
@@ -50,13 +50,13 @@ def run_command(run: RunRecord | RunSpec, environments: Sequence[str] = ()) -> s
 
 
 def to_json(report: Report) -> str:
-    """The report as indented JSON."""
+    """Format the report as indented JSON."""
     text = json.dumps(finite(json_content(report)), indent=2, ensure_ascii=False, allow_nan=False)
     return "\n".join(map(_escaped, text.split("\n"))) + "\n"
 
 
 def json_content(report: Report) -> dict[str, Any]:
-    """Everything that was computed. Numbers are in percent; `schema` counts up when the layout changes."""
+    """Return everything that was computed, in percent. `schema` is increased when the layout changes."""
     return {"schema": 1, "runs": report.runs, "selections": [_rule(rule) for rule in report.rules]}
 
 
@@ -68,7 +68,7 @@ def _escaped(line: str) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The same value with None for NaN and infinities, which JSON does not have."""
+    """Replace NaN and infinities, which JSON does not have, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -180,11 +180,11 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?|-")
 
 
 def to_csv(report: Report) -> str:
-    """Every cell of the tables; the environment "Avg" is a dataset's average, the dataset "Avg" that of all.
+    """Format every cell of the tables as a line of CSV.
 
-    If an environment or dataset is named so, the average is "Avg of columns".
-
-    Metrics beyond accuracy have lines of their own; of per-class accuracy, the environment is a class.
+    The environment "Avg" is the average of a dataset, and the dataset "Avg" is the average over datasets. If an
+    environment or dataset is named "Avg", the average is "Avg of columns". Metrics beyond accuracy have lines of their
+    own; for per-class accuracy, the environment is a class.
     """
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
@@ -195,7 +195,7 @@ def to_csv(report: Report) -> str:
 
 
 def to_frame(report: Report) -> "pd.DataFrame":
-    """The same cells as a pandas frame, with unescaped names, and NaN for missing numbers."""
+    """Return the same cells as a pandas data frame, with unescaped names, and NaN for missing numbers."""
     import pandas as pd
 
     found = pd.DataFrame(_rows(report), columns=list(HEADER))
@@ -204,13 +204,13 @@ def to_frame(report: Report) -> "pd.DataFrame":
 
 
 def csv_word(word: str) -> str:
-    """A word that no spreadsheet takes for a formula: an apostrophe comes before what could be one."""
+    """Put an apostrophe before a word that a spreadsheet could take for a formula."""
     safe = printable(word)
     return f"'{safe}" if _FORMULA.match(safe) and not _NUMBER.fullmatch(safe) else safe
 
 
 def _rows(report: Report) -> Iterator[tuple[Any, ...]]:
-    """The values of the columns of `HEADER` for each cell."""
+    """Yield the values of the columns of `HEADER` for each cell."""
     for rule in report.rules:
         for metric, *words, cell in _cells(rule):
             low, high = cell.interval or (None, None)
@@ -227,7 +227,7 @@ def _rows(report: Report) -> Iterator[tuple[Any, ...]]:
 
 
 def _cells(rule: RuleReport) -> Iterator[tuple[str, str, str, str, Cell]]:
-    """Every cell, after its metric, dataset, method and environment."""
+    """Yield every cell with its metric, dataset, method and environment."""
     tables = [("accuracy", name, table) for name, table in rule.datasets.items()]
     tables += [(metric.metric, name, table) for metric in rule.metrics for name, table in metric.datasets.items()]
     for number, (metric, dataset, table) in enumerate(tables, start=1):
@@ -236,7 +236,7 @@ def _cells(rule: RuleReport) -> Iterator[tuple[str, str, str, str, Cell]]:
                 yield metric, dataset, method, column, table.cells[method, column]
             average = table.averages[method]
             if metric == "accuracy" and rule.averages is not None:
-                average = rule.averages.cells[method, dataset]  # which has an error
+                average = rule.averages.cells[method, dataset]  # this average has an error
             yield metric, dataset, method, table.average_title, average
         if number == len(rule.datasets) > 1 and rule.averages is not None:
             title = rule.averages.average_title

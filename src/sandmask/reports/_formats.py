@@ -17,7 +17,7 @@ _NOTE_WIDTH = 110
 
 @dataclass(frozen=True)
 class Format:
-    """A format by name; `render` is given the report and whether to show statistics."""
+    """A format of reports. `render` takes the report and whether to show statistics."""
 
     name: str
     description: str
@@ -43,7 +43,7 @@ def render(report: Report, format_name: str = "text", *, statistics: bool = True
 
 
 def text(grids: Sequence[Grid]) -> str:
-    """Format tables as plain text in aligned columns; tables that are too wide are transposed if that helps.
+    """Format tables as plain text in aligned columns. Tables that are too wide are transposed if that helps.
 
     :param grids: the tables, from `grids`.
     """
@@ -72,12 +72,12 @@ def _text_block(grid: Grid) -> str:
     return "\n".join([*lines, *(textwrap.fill(note, _NOTE_WIDTH, subsequent_indent="  ") for note in grid.notes)])
 
 
-_TAG = re.compile(r"<(?=[A-Za-z/!?])")  # what HTML within Markdown begins with; "<0.001" is none
-_MARKS = re.compile(r"[\\*`~]|(?<![^\W_])_|_(?![^\W_])")  # of emphasis, code and escapes; not the _ of weight_decay
+_TAG = re.compile(r"<(?=[A-Za-z/!?])")  # the beginning of HTML in Markdown; "<0.001" is not HTML
+_MARKS = re.compile(r"[\\*`~]|(?<![^\W_])_|_(?![^\W_])")  # emphasis, code and escapes; not the _ of weight_decay
 
 
 def _plain_markdown(words: str) -> str:
-    """Words that stay words: no HTML, no emphasis, no links or images."""
+    """Escape HTML, emphasis, links and images, so that Markdown shows the words as they are."""
     return _TAG.sub("&lt;", _MARKS.sub(r"\\\g<0>", words)).replace("](", "]\\(")
 
 
@@ -158,13 +158,13 @@ def latex(grids: Sequence[Grid]) -> str:
 
 
 def _row(words: Sequence[str]) -> str:
-    """A line of a table. Names come from files: one that begins with [ or * would be an argument of the line before."""
+    """Format a row. A name that begins with [ or * would otherwise become an argument of the previous line."""
     line = " & ".join(map(_escaped, words)) + r" \\"
     return f"{{}}{line}" if line.startswith(("[", "*")) else line
 
 
 def html_tables(grids: Sequence[Grid]) -> str:
-    """HTML tables under headings, for a notebook. The page is made by `sandmask.reports.html`."""
+    """Format tables as HTML under headings, for a notebook. `sandmask.reports.html` makes the page."""
     blocks = []
     for grid in grids:
         blocks.append(f"<h4>{html.escape(grid.title)}</h4>")

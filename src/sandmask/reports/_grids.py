@@ -21,7 +21,7 @@ _STATISTICS_NOTE = (
 
 @dataclass(frozen=True)
 class Grid:
-    """A titled table of words, with notes below it."""
+    """A table of text with a title, and notes below it."""
 
     title: str
     header: tuple[str, ...]
@@ -39,7 +39,7 @@ def grids(report: Report, *, statistics: bool = True) -> list[Grid]:
 
 
 def named_grids(rule: RuleReport, *, statistics: bool = True) -> Iterator[tuple[str, Grid]]:
-    """The tables of one rule, each with a name.
+    """Yield the tables of one rule, each with a name.
 
     Names are `dataset:PACS`, `averages`, `metric:f1:PACS`, `confusion:ERM:PACS`, `changes`, `statistics` and `notes`.
     """
@@ -68,7 +68,7 @@ def named_grids(rule: RuleReport, *, statistics: bool = True) -> Iterator[tuple[
 def _grid(
     title: str, rule: RuleReport, header: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str]
 ) -> Grid:
-    """A table under a rule, with control characters escaped, because names come from files."""
+    """Make a table of a rule. Control characters are escaped, because names come from files."""
     return Grid(
         printable(f"{title}, model selection: {rule.rule}"),
         tuple(map(printable, header)),
@@ -83,13 +83,13 @@ def _confusion_grid(confusion: Confusion, rule: RuleReport) -> Grid:
         total = sum(counts)
         shares = (f"{100 * count / total:.1f}" if total else NOT_RUN for count in counts)
         rows.append((name, *shares, str(total)))
-    note = "Rows are true classes, columns predicted ones, in percent of the row; last, the number of examples."
+    note = "Rows are true and columns predicted classes, in percent of the row. The last column counts examples."
     title = f"{confusion.dataset}, Confusion of {confusion.method}"
     return _grid(title, rule, ("Class", *confusion.classes, "Examples"), rows, [note])
 
 
 def _header(table: Table) -> tuple[str, ...]:
-    """The headings. On the HTML page, `cellAt` in tables.js finds the data of a cell by the number of its column."""
+    """Return the headings. On the HTML page, `cellAt` in tables.js finds the data of a cell by its column number."""
     return ("Algorithm", *table.columns, table.average_title)
 
 
@@ -132,7 +132,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def _partial(cell: Cell) -> Iterator[str]:
-    """Counts of missing columns and runs of a cell."""
+    """Yield the counts of columns and runs of a cell that lacks some of them."""
     parts = cell.parts
     if parts is not None and not parts.complete:
         yield f"{parts.found}/{parts.of} {parts.kind}" if parts.found < parts.of else "in part"
@@ -141,14 +141,14 @@ def _partial(cell: Cell) -> Iterator[str]:
 
 
 def _signed(difference: float) -> str:
-    """A signed difference; zero has no sign."""
+    """Format a difference with its sign; -0.0 becomes +0.0."""
     return f"{difference:+z.1f}"
 
 
 def _table_notes(table: Table, why: str | None = None) -> Iterator[str]:
-    """Notes on diverged and missing runs, or on runs that are missing for one reason.
+    """Yield notes on diverged and missing runs; with `why`, only on runs that are missing for this reason.
 
-    Equal notes of a method's columns are merged.
+    Equal notes on several columns of a method are merged.
     """
     columns: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for (method, column), cell in table.cells.items():
@@ -161,7 +161,7 @@ def _table_notes(table: Table, why: str | None = None) -> Iterator[str]:
 
 
 def _cell_notes(cell: Cell, why: str | None) -> Iterator[tuple[str, str]]:
-    """Notes on one cell, each with its mark."""
+    """Yield notes on one cell, each with its mark."""
     diverged = [text for trial in cell.trials for text in trial.diverged]
     if diverged and why is None:
         yield "† ", f"diverged: {_listed(diverged)}"
@@ -179,7 +179,10 @@ def _listed(items: Sequence[str], separator: str = "; ", last: str = "; and") ->
 
 def _changes_grid(changes: Sequence[Change], rule: RuleReport) -> Grid:
     rows = [(each.dataset, each.method, *_compared(each.compared)) for each in changes]
-    note = "Now minus before, in percent over the (environment, trial) pairs that both have; otherwise as below."
+    note = (
+        "Now minus before in percent, over the (environment, trial) pairs of both sets of runs, its 95% bootstrap "
+        "interval, and the p-value of a sign-flip permutation test."
+    )
     others = [f"{each.dataset}, {each.method}: {'; '.join(each.settings)}." for each in changes if each.settings]
     return _grid("Compared with before", rule, ("Dataset", "Algorithm", *_COMPARED), rows, [note, *others])
 

@@ -22,9 +22,9 @@ from sandmask.reports._tables import row_means, selections, value_cell
 
 
 def shown_measures(runs: Sequence[RunRecord], asked: Sequence[str] | None) -> tuple[str, ...]:
-    """The metrics to report: the requested ones, or the recorded ones that are a number for each environment.
+    """Return the metrics to report: the requested ones, or the recorded ones that are a number for each environment.
 
-    A metric that was requested by name and that no run recorded is an error.
+    If no run recorded a metric that was requested by name, an error is raised.
     """
     if asked is None:
         return tuple(name for name in recorded_measures(runs) if not MEASURES[name].is_table)
@@ -35,15 +35,15 @@ def shown_measures(runs: Sequence[RunRecord], asked: Sequence[str] | None) -> tu
 
 
 def reportable(runs: Sequence[RunRecord]) -> set[str]:
-    """The metrics that there can be tables of."""
+    """Return the metrics for which tables can be made."""
     found = set(recorded_measures(runs))
     return found | {PER_CLASS} if CONFUSION in found else found
 
 
 def metric_reports(names: Sequence[str], tables: Mapping[str, Table]) -> tuple[MetricReport, ...]:
-    """A table for each dataset of each metric that is a number, and of accuracy on each class.
+    """Make tables of the metrics that are a number and of per-class accuracy, one for each dataset.
 
-    `tables` are those of accuracy, which have the selected checkpoints.
+    `tables` are the tables of accuracy, which contain the selected checkpoints.
     """
     reports = []
     for name in names:
@@ -69,7 +69,7 @@ def _number_table(name: str, table: Table) -> Table:
 
 
 def _recorded(name: str, trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """The trials, where a selected run that did not record the metric is missing."""
+    """Return the trials. A selected run that did not record the metric counts as missing."""
     return tuple(trial if _has_recorded(name, trial) else _without(name, trial) for trial in trials)
 
 
@@ -87,12 +87,12 @@ def _without(name: str, trial: Trial) -> Trial:
 
 
 def _metric_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
-    """A cell of a metric; without any value, it is as if nothing had been run."""
+    """Make the cell of a metric. Without values, it is shown as if there were no runs."""
     return value_cell(trials, values) if values else Cell(mean=None)
 
 
 def _values(name: str, trials: Sequence[Trial]) -> list[float]:
-    """The metric on the held-out environment at the selected checkpoints."""
+    """Return the metric on the held-out environment at the selected checkpoints."""
     found = []
     for selected in (trial.selected for trial in trials if trial.selected is not None):
         values = measured(selected.run, name, "in")
@@ -102,7 +102,7 @@ def _values(name: str, trials: Sequence[Trial]) -> list[float]:
 
 
 def _class_table(table: Table) -> Table:
-    """Methods by classes. A trial's accuracy on a class is the mean over the held-out environments that have it."""
+    """Make a table of methods by classes. A trial's accuracy is the mean over held-out environments with the class."""
     classes = _classes(table)
     cells: dict[tuple[str, str], Cell] = {}
     for method in table.methods:
@@ -123,7 +123,7 @@ def _classes(table: Table) -> tuple[str, ...]:
 
 
 def _mean_recalls(trials: Sequence[Trial]) -> NDArray[np.float64] | None:
-    """The accuracy on each class, mean over environments; NaN for a class that none of them has."""
+    """Return the mean accuracy on each class over environments; NaN for a class that none of them has."""
     rows = []
     for selected in (trial.selected for trial in trials if trial.selected is not None):
         counts = class_counts(selected.run)
@@ -138,7 +138,7 @@ def _mean_recalls(trials: Sequence[Trial]) -> NDArray[np.float64] | None:
 
 
 def confusions(names: Sequence[str], tables: Mapping[str, Table]) -> tuple[Confusion, ...]:
-    """The confusion matrix of each method on each dataset, summed over held-out environments and trials."""
+    """Sum the confusion matrices of each method on each dataset over held-out environments and trials."""
     if CONFUSION not in names:
         return ()
     found = []

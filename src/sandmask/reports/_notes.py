@@ -1,4 +1,4 @@
-"""Notes below the table of a dataset: what it lacks, and which of its rows do not compare like the others."""
+"""Notes below the table of a dataset: what is missing, and which rows cannot be compared with the others."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ _LISTED_VALUES = 6
 
 
 def table_notes(dataset: str, methods: Sequence[str], absent: Sequence[str], groups: Groups) -> Iterator[str]:
-    """Notes below a table: environments without a column, and what distinguishes its methods."""
+    """Yield notes on environments without a column, and on methods that cannot be compared with the others."""
     if absent:
         yield f"No run holds out {', '.join(absent)} alone."
     yield from _on_rivals(dataset, methods, groups)
@@ -19,19 +19,19 @@ def table_notes(dataset: str, methods: Sequence[str], absent: Sequence[str], gro
 
 
 def notes_on_adaptation(methods: Sequence[str]) -> Iterator[str]:
-    """A note where a method sees examples that the others do not."""
+    """Yield a note for each way in which a method uses examples that the others do not."""
     for name in dict.fromkeys(filter(None, map(adaptation_of, methods))):
         yield f"{name} adapts the model to unlabelled examples of the held-out environment."
 
 
 def _on_rivals(dataset: str, methods: Sequence[str], groups: Groups) -> Iterator[str]:
-    """Notes on methods that have several runs of one draw, or several soups of one cell; equal ones are merged."""
+    """Yield notes on methods with several runs of one draw, or several soups of one cell. Equal notes are merged."""
     rows: defaultdict[str, list[str]] = defaultdict(list)
     for method in methods:
         cells = _cells(dataset, method, groups)
         if is_soup(method):
             if any(len(runs) > 1 for runs in cells):
-                rows["those of different sweeps compete"].append(method)
+                rows["models of different sweeps compete"].append(method)
         elif differing := rivals(run for runs in cells for run in runs):
             where = " and ".join(_with_values(name, values) for name, values in differing.items())
             rows[f"runs of the same draw differ in {where} and compete"].append(method)
@@ -57,7 +57,7 @@ def _cells(dataset: str, method: str, groups: Groups) -> list[Sequence[RunRecord
 
 
 def _with_values(name: str, values: Sequence[float]) -> str:
-    """A hyperparameter with its values, such as `tau (0.5, 0.9)`. Seeds are too long to list."""
+    """Format a hyperparameter with its values, such as `tau (0.5, 0.9)`. Seeds are too long to list."""
     return name if name == "seed" else f"{name} ({_listed(values)})"
 
 

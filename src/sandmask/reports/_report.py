@@ -18,7 +18,7 @@ from sandmask.selection import ACCURACY, RULES, SelectionRule, by_metric, find_r
 
 DEFAULT_RULES = ("training-domain", "oracle")
 BASELINE = "ERM"
-MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
+MOST = 10_000  # draws or trials; JSON and the page list every missing one
 
 
 @checked
@@ -34,23 +34,23 @@ def report(
     select_by: str = ACCURACY,
     against: PathLike | None = None,
 ) -> Report:
-    """Tables of the runs in folders of records: one for each dataset, the averages, and comparisons.
+    """Compute tables of the runs in folders of records: one for each dataset, the averages, and comparisons.
 
         tables = sandmask.report("runs/spirals")
         print(tables)                     # as `sandmask report` prints them
         tables.frame()                    # a row for each cell, unrounded
-        tables.to_html("report.html")     # the page, with every run's curves
+        tables.to_html("report.html")     # one page with every run's curves
 
     :param paths: a folder of records, a .jsonl file or an archive, or several of them.
     :param selection: a selection rule or several, or "all"; "training-domain" and "oracle" by default.
-    :param against_paper: put the paper's number beside ours, with the difference.
+    :param against_paper: show the paper's number beside ours, with the difference.
     :param baseline: the method that others are compared with.
     :param draws: hyperparameter draws of a complete cell; as many as there are if not given.
     :param trials: trials of a complete cell; as many as there are if not given.
-    :param metrics: metrics beyond accuracy to show, or "all"; those that are a number for each environment if not
-        given. The runs have to have recorded them.
+    :param metrics: recorded metrics beyond accuracy to show, or "all"; those that are a number for each environment if
+        not given.
     :param select_by: what the rules select by: "accuracy", "f1", "ece" or "worst-group".
-    :param against: a folder of earlier records to compare with: its number is put beside each cell, with the change.
+    :param against: a folder of earlier records. Each cell shows the earlier number and the change.
     """
     several = all_paths(paths)
     if not several:
@@ -71,7 +71,7 @@ def report(
 
 
 def rule_names(selection: Names | None, select_by: str = ACCURACY) -> list[str]:
-    """The selection rules that are meant. With a metric, "all" are those that select by accuracy otherwise."""
+    """Return names of selection rules. If they select by a metric, "all" means those that can use a metric."""
     named: Sequence[str] = names_in(selection or ()) or DEFAULT_RULES
     if "all" in named:
         named = [name for name in RULES if select_by == ACCURACY or not RULES[name].needs_metrics]

@@ -41,7 +41,7 @@ def method_order(methods: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_of(method: str, name: str) -> bool:
-    """Whether this is the name of a method, or of its algorithm."""
+    """Whether `name` is the name of a method or of its algorithm."""
     return name in (method, algorithm_of(method))
 
 
@@ -53,12 +53,12 @@ class Expected:
     reported: tuple[str, ...]  # the environments that a complete table has
     trials: tuple[int, ...]
     draws: tuple[int, ...]
-    proposals: tuple[int, ...]  # instead of draws, where a search made them
-    chance: float | None  # the accuracy of guessing, in percent; None where records do not name the classes
+    proposals: tuple[int, ...]  # of a search, instead of draws
+    chance: float | None  # the accuracy of guessing, in percent; None if records do not name the classes
 
 
 def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None) -> Expected:
-    """The expected content of a complete sweep; by default, the most that any cell has."""
+    """Return the expected content of complete cells; by default, all draws and trials of any run on the dataset."""
     names = runs[0].env_names
     for run in runs:
         if run.env_names != names:
@@ -82,9 +82,9 @@ def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None
 
 
 def _reported(dataset: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The environments that a sweep holds out by default: all but the last of Spirals, the first of Spawrious, or all.
+    """Return the environments that a sweep holds out by default, so averages over fewer are marked as partial.
 
-    This decides which averages are marked as partial. Columns come from the records.
+    These are all but the last one of Spirals, the first one of Spawrious, and all environments of other datasets.
     """
     if dataset.startswith("Spirals:"):  # with parameters, such as another number of environments
         return names[:-1]
@@ -97,11 +97,11 @@ def _reported(dataset: str, names: tuple[str, ...]) -> tuple[str, ...]:
 def _trials(
     rule: SelectionRule, groups: Groups, dataset: str, expected: Expected
 ) -> dict[tuple[str, str], tuple[Trial, ...]]:
-    """The trials of a dataset by method and held-out environment."""
+    """Return the trials of a dataset by method and held-out environment."""
     found = {}
     for method in sorted({key.method for key in groups if key.dataset == dataset}):
         draws = expected.proposals if is_searched(method) else expected.draws
-        draws = (0,) if is_soup(method) else draws  # a soup is one for all draws
+        draws = (0,) if is_soup(method) else draws  # all draws make one soup
         for env, name in enumerate(expected.environments):
             keys = [GroupKey(dataset, method, env, trial) for trial in expected.trials]
             found[method, name] = tuple(_trial(rule, groups.get(key, ()), key, draws) for key in keys)
@@ -121,7 +121,7 @@ def _trial(rule: SelectionRule, runs: Sequence[RunRecord], key: GroupKey, draws:
             gaps.append(Gap(key.trial_seed, draw, why))
     selected = select(rule, runs, key.test_env)
     if selected is None and not gaps and any(run.status == "done" for run in alone):
-        gaps = [Gap(key.trial_seed, draw, "no checkpoint that the rule would take") for draw in draws]
+        gaps = [Gap(key.trial_seed, draw, "the rule selects no checkpoint") for draw in draws]
     considered = [run for run in runs if rule.needs_pairs or len(run.spec.test_envs) == 1]
     diverged = [
         f"trial {run.spec.trial_seed} draw {run.spec.hparams_seed} at step {run.diverged_at}"
@@ -160,7 +160,7 @@ def _progress(run: RunRecord) -> str:
 
 
 def dataset_table(rule: SelectionRule, groups: Groups, dataset: str, expected: Expected) -> Table:
-    """One dataset: methods by held-out environments. Environments that no run holds out have no column."""
+    """Make the table of a dataset: methods by held-out environments, without those that no run holds out."""
     trials = _trials(rule, groups, dataset, expected)
     methods = method_order({method for method, _ in trials})
     columns = [name for name in expected.environments if any(_tried(trials[method, name]) for method in methods)]
@@ -190,10 +190,10 @@ def _accuracies(trials: Sequence[Trial]) -> list[float]:
 
 
 def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
-    """A cell over trials, from the values (in 0..1) to average: its mean is None when there are none."""
+    """Make a cell from the values (in 0..1) of its trials. Without values, its mean is None."""
     mean, error = mean_and_error(values) if values else (None, None)
     if len(values) == 1:
-        error = None  # unknown for one trial; DomainBed prints 0.0
+        error = None  # unknown for one trial, for which DomainBed prints 0.0
     interval = bootstrap_interval(values)
     expected = sum(trial.expected for trial in trials)
     return Cell(
@@ -209,9 +209,9 @@ def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
 
 
 def _mean_cell(row: Mapping[str, Cell], of: int, kind: str) -> Cell:
-    """The average over the numbers of a row, without an error, as the paper and DomainBed print it.
+    """Average the numbers of a row, without an error, as the paper and DomainBed do.
 
-    :param of: how many columns of this `kind` a complete average is over.
+    :param of: number of columns of this `kind` in a complete average.
     """
     cells = row.values()
     means = {column: cell.mean for column, cell in row.items() if cell.mean is not None}
@@ -230,19 +230,19 @@ def _is_in_part(cell: Cell) -> bool:
 
 
 def _column_name(column: str, cell: Cell) -> str:
-    """The name of a column, with its own columns where it is a partial average."""
+    """Return the name of a column, followed by its own columns if it is a partial average."""
     return f"{column} ({', '.join(cell.parts.columns)})" if cell.parts is not None and _is_in_part(cell) else column
 
 
 def row_means(
     methods: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], Cell], of: int, kind: str
 ) -> dict[str, Cell]:
-    """The `_mean_cell` of each method's row."""
+    """Average the row of each method with `_mean_cell`."""
     return {method: _mean_cell({column: cells[method, column] for column in columns}, of, kind) for method in methods}
 
 
 def averages_table(tables: Mapping[str, Table]) -> Table:
-    """All datasets: methods by datasets."""
+    """Make the table of averages: methods by datasets."""
     methods = method_order({method for table in tables.values() for method in table.methods})
     cells = {
         (method, dataset): _dataset_average(table, method) for dataset, table in tables.items() for method in methods
@@ -259,9 +259,9 @@ def averages_table(tables: Mapping[str, Table]) -> Table:
 
 
 def _dataset_average(table: Table, method: str) -> Cell:
-    """A cell of the averages table: each trial's mean over environments, then mean and error over trials.
+    """Make a cell of the table of averages: each trial's mean over environments, then mean and error over trials.
 
-    If a trial lacks an environment, it is the mean over the environments that there are, without an error.
+    If a trial lacks an environment, the cell is the average of the method's row in the dataset's table, without error.
     """
     if method not in table.methods or not table.columns:
         return Cell(mean=None)
@@ -275,7 +275,7 @@ def _dataset_average(table: Table, method: str) -> Cell:
 
 
 def selections(table: Table, method: str) -> dict[tuple[str, int], Selected]:
-    """The selected runs and checkpoints of a method, by environment and trial."""
+    """Return the selected runs and checkpoints of a method, by environment and trial."""
     return {
         (column, trial.trial_seed): trial.selected
         for column in table.columns
@@ -285,7 +285,7 @@ def selections(table: Table, method: str) -> dict[tuple[str, int], Selected]:
 
 
 def trial_accuracies(table: Table, method: str) -> dict[tuple[str, int], float]:
-    """The accuracies of what was selected, in percent, by environment and trial, without those that are NaN."""
+    """Return the accuracies of the selected checkpoints in percent, by environment and trial, without NaN."""
     found = {key: 100 * selected.test_accuracy for key, selected in selections(table, method).items()}
     return {key: accuracy for key, accuracy in found.items() if math.isfinite(accuracy)}
 
@@ -296,7 +296,7 @@ BEST_NOTE = (
 
 
 def best_cells(table: Table) -> set[tuple[str, str | None]]:
-    """The (method, column) of each column's best cell; None is the column of averages."""
+    """Return the (method, column) of each column's best cell; None is the column of averages."""
     found: set[tuple[str | None, str | None]] = set()
     lowest = table.lower_is_better
     for column in table.columns:
@@ -310,10 +310,10 @@ def best_cells(table: Table) -> set[tuple[str, str | None]]:
 
 
 def best_method(cells: Mapping[str, Cell], chance: float | None, *, lowest: bool = False) -> str | None:
-    """The method with the highest (or `lowest`) mean of a column; None for ties as printed, and up to chance.
+    """Return the method with the highest (or `lowest`) mean of a column.
 
-    Of averages, only those over the most columns are compared, if they are over the same ones. A single number is not a
-    best.
+    It is None if the best printed number occurs twice, is not above chance, or is the only one. Of averages, only those
+    over the most columns are compared, and only if they are over the same columns.
     """
     means = {method: cell.mean for method, cell in cells.items() if cell.mean is not None and math.isfinite(cell.mean)}
     widest = max((_columns(cells[method]) for method in means), default=0)

@@ -24,8 +24,8 @@ __all__ = [
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of accuracies over trials and its standard error, both in percent.
 
-    The error is the population standard deviation over sqrt(n). The order of operations is DomainBed's, because a
-    value between two printed digits is rounded by its last bit.
+    The error is the population standard deviation over sqrt(n). The order of operations is DomainBed's, because the
+    last bit decides how a value half-way between two printed numbers is rounded.
 
     :param values: accuracies in 0..1.
     """
@@ -84,15 +84,15 @@ def paired_comparison(
 ) -> PairedComparison:
     """Compare two methods that were measured under the same conditions, pair by pair.
 
-    The p-value is that of the two-sided sign-flip permutation test: if the methods were alike, each difference could
-    as well have the other sign. It is exact for up to 14 pairs and uses random sign patterns for more. The interval is
+    The p-value is that of the two-sided sign-flip permutation test: if the methods are equally good, either sign of a
+    difference is equally likely. It is exact for up to 14 pairs and uses random sign patterns for more. The interval is
     the 95% bootstrap interval of the mean difference. Environments of one trial share training data, so pairs are not
     quite independent, and p-values are a little too small.
 
     :param method: values of the method.
     :param baseline: values of the baseline, in the same order.
-    :param resamples: number of random sign patterns and resamples.
-    :param seed: seed of both.
+    :param resamples: number of random sign patterns, for more than 14 pairs.
+    :param seed: seed of the sign patterns and of the bootstrap interval.
     """
     if len(method) != len(baseline) or not len(method):
         raise ValueError(f"Expected equally many values and baseline values. Found {len(method)}, {len(baseline)}.")
@@ -113,7 +113,7 @@ def _sign_flip(differences: NDArray[np.float64], resamples: int, seed: int) -> f
     else:
         patterns = np.random.default_rng(seed).integers(0, 2, (resamples, count))
     sums = np.abs((1 - 2 * patterns) @ differences)
-    # Sums that are equal without rounding may differ in their last bits, and must count as equal, also near zero.
+    # Sums that are equal in exact arithmetic may differ in their last bits. They count as equal, also near zero.
     extreme = int((sums >= abs(differences.sum()) - _SAME * np.abs(differences).sum()).sum())
     return extreme / len(sums) if exact else (extreme + 1) / (resamples + 1)
 
@@ -121,7 +121,7 @@ def _sign_flip(differences: NDArray[np.float64], resamples: int, seed: int) -> f
 def mean_ranks(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean rank of each method; 1 is the best, and ties share their ranks.
 
-    :param scores: `[conditions, methods]`, larger is better. Those that differ in their last bits only are ties.
+    :param scores: `[conditions, methods]`, larger is better. Scores that differ only in their last bits are ties.
     """
     above, same = scores[:, None, :] - scores[:, :, None], _SAME * np.abs(scores).max()
     greater, equal = (above > same).sum(axis=2), (np.abs(above) <= same).sum(axis=2)
@@ -143,7 +143,11 @@ def critical_difference(methods: int, conditions: int, *, alpha: float = 0.05) -
 
 @cache
 def studentized_range(groups: int, level: float) -> float:
-    """The quantile of the range of `groups` standard normal values (infinite degrees of freedom)."""
+    """Return a quantile of the range of standard normal values (infinite degrees of freedom).
+
+    :param groups: number of values.
+    :param level: probability that the range is smaller than the quantile.
+    """
     low, high = 0.0, 20.0
     while high - low > 1e-8:
         middle = (low + high) / 2
@@ -160,4 +164,4 @@ def _range_below(width: float, groups: int) -> float:
     density = np.exp(-(grid**2) / 2) / math.sqrt(2 * math.pi)
     below = np.vectorize(NormalDist().cdf)
     integrand = groups * density * (below(grid) - below(grid - width)) ** (groups - 1)
-    return float(integrand.sum() * (grid[1] - grid[0]))  # it vanishes at both ends
+    return float(integrand.sum() * (grid[1] - grid[0]))  # the integrand vanishes at both ends

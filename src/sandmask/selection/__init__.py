@@ -7,7 +7,7 @@ Rules are pure functions of records, in a registry:
         chosen = select(RULES["training-domain"], runs, key.test_env)
         print(key, chosen and chosen.test_accuracy)
 
-A rule of your own is one function of a run: see `selection_rule`.
+Your own rule is a function of one run: see `selection_rule`.
 """
 
 from sandmask.selection._groups import (

@@ -16,7 +16,7 @@ from sandmask.selection._rules import Selected, SelectionRule
 
 @dataclass(frozen=True, order=True)
 class GroupKey:
-    """One trial of one cell of a table. `method` is the algorithm, with its settings where those differ."""
+    """One trial of one cell of a table. `method` is the algorithm, with the settings in which its runs differ."""
 
     dataset: str
     method: str
@@ -28,7 +28,7 @@ ADAPTATIONS = {"t3a": "T3A", "unidg": "UniDG"}  # kinds of soups that see test e
 
 
 def spoken_soup(kind: str) -> str:
-    """Return how a kind of soup is called in a method's name.
+    """Return the name of a kind of soup in names of methods.
 
     :param kind: "uniform", "greedy", "ensemble", "t3a" or "unidg".
     """
@@ -36,7 +36,7 @@ def spoken_soup(kind: str) -> str:
 
 
 _FIELDS = ("space", "network", "weights", "precision", "steps", "checkpoint_every")
-_OPTIMIZER = frozenset(hparam.name for hparam in OPTIONAL) - frozenset(LR_DROP_STEPS)  # those differ by environment
+_OPTIMIZER = frozenset(hparam.name for hparam in OPTIONAL) - frozenset(LR_DROP_STEPS)  # which differ by environment
 # Options that follow the algorithm in a method's name: "ERM + SMA". All others are in brackets.
 _SPOKEN: dict[str, Callable[[str], str]] = {
     "average": str.upper,
@@ -51,7 +51,7 @@ _PLUS, _BRACKET = " + ", " ("
 
 
 def settings_of(spec: RunSpec) -> dict[str, str]:
-    """Return the settings of a run: runs in which they differ are of different methods.
+    """Return the settings of a run. Runs with different settings belong to different methods.
 
     :param spec: spec of the run.
     """
@@ -64,9 +64,9 @@ def method_names(runs: Iterable[RunRecord]) -> dict[str, str]:
 
     A method is named after its algorithm and those settings in which its runs on one dataset differ, such as `SANDMask
     (space=domainbed)` or `ERM + SMA`. Hyperparameters and seeds are not settings, except for options of the optimizer
-    (`hparams.OPTIONAL`) that were set by hand: where the same draw of the same trial was trained with and without
-    them, those are two methods. Runs whose hyperparameters were searched are never of one method with random draws:
-    `ERM (searched, 20 proposals)`.
+    (`hparams.OPTIONAL`) that were set by hand: if the same draw of the same trial was trained with and without them,
+    these runs belong to two methods. Runs of a search and runs of random draws always belong to different methods; the
+    former are named `ERM (searched, 20 proposals)`.
 
     :param runs: records of the runs.
     :return: names by the runs' ids.
@@ -93,7 +93,7 @@ def _differing(settings: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def _set_by_hand(specs: Sequence[RunSpec]) -> set[str]:
-    """The options of the optimizer that differ within a draw, so that no space has drawn them."""
+    """Return the optimizer options that differ within a draw, so they were set by hand and not drawn from a space."""
     names = {name for spec in specs for name in spec.hparams if name in _OPTIMIZER}
     found = set()
     for name in names:
@@ -106,7 +106,7 @@ def _set_by_hand(specs: Sequence[RunSpec]) -> set[str]:
 
 
 def _searches(specs: Iterable[RunSpec]) -> dict[str, str]:
-    """The description of each kind of search, with the largest number of proposals for a cell."""
+    """Describe each kind of search, with the largest number of proposals for a cell."""
     seen: defaultdict[str, defaultdict[tuple[Any, ...], set[int]]] = defaultdict(lambda: defaultdict(set))
     for spec in specs:
         if kind := spec.options.get(SEARCH):
@@ -129,7 +129,7 @@ def _name(spec: RunSpec, settings: Iterable[str], hparams: Iterable[str], search
 
 
 def is_soup(method: str) -> bool:
-    """Return whether a method is made of kept models, as `ERM + greedy soup`, `ERM + ensemble` and `ERM + T3A` are.
+    """Return whether a method is made of kept models, such as `ERM + greedy soup`, `ERM + ensemble` and `ERM + T3A`.
 
     :param method: name of a method in a table.
     """
@@ -184,10 +184,10 @@ def group_runs(runs: Sequence[RunRecord]) -> dict[GroupKey, list[RunRecord]]:
 
 
 def rivals(runs: Iterable[RunRecord]) -> dict[str, list[float]]:
-    """Return the hyperparameters, and the seed, in which runs of the same draw differ, with their values.
+    """Return the hyperparameters (and "seed") in which runs of the same draw differ, with their values.
 
-    A sweep has one run of each draw. If a value was set by hand, and runs with other values are reported together with
-    them, there are several, and a rule selects among them.
+    A sweep has one run of each draw. If sweeps with different values set by hand are reported together, a draw has
+    several runs, and a rule selects among them.
 
     :param runs: records of one method on one dataset.
     """
@@ -233,7 +233,7 @@ def _by_draw(runs: Iterable[RunRecord]) -> dict[tuple[Any, ...], list[dict[str, 
 
 
 def is_settled(run: RunRecord) -> bool:
-    """Return whether a run has finished or diverged, so that it will not change any more.
+    """Return whether a run has ended (finished, diverged or pruned), so its record does not change any more.
 
     :param run: record of a run.
     """
@@ -244,7 +244,7 @@ def siblings(run: RunRecord, runs: Iterable[RunRecord]) -> list[RunRecord]:
     """Return the runs with the same hyperparameters that hold out the run's environment and a second one.
 
     :param run: record of a run.
-    :param runs: runs to search.
+    :param runs: runs of the same dataset, method and trial.
     """
     test_env = run.spec.test_envs[0]
     return [
@@ -258,19 +258,19 @@ def siblings(run: RunRecord, runs: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def _drawn(spec: RunSpec) -> dict[str, float]:
-    """The hyperparameters without the steps at which the learning rate drops, which differ between runs."""
+    """Return the hyperparameters without the steps at which the learning rate drops, which differ between runs."""
     return {name: value for name, value in spec.hparams.items() if name not in LR_DROP_STEPS}
 
 
 def candidates(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) -> list[Selected]:
-    """Return the checkpoint that a rule selects of each run, in the order of `hparams_seed`.
+    """Return the checkpoint that a rule selects in each run, in the order of `hparams_seed`.
 
-    Runs that are not finished, that hold out every environment, or that the rule cannot judge (None, or a value of NaN)
-    are left out.
+    Runs are left out if they are unfinished, hold out every environment, or cannot be judged by the rule (it returns
+    None or a value of NaN).
 
     :param rule: the selection rule.
     :param runs: runs of one dataset, algorithm and trial.
-    :param test_env: environment that a run has to hold out alone.
+    :param test_env: the held-out environment. Runs that hold out others too are left out.
     """
     settled = [run for run in runs if is_settled(run) and len(run.steps)]
     judged = [run for run in settled if run.spec.test_envs == (test_env,) and run.train_envs]
@@ -286,8 +286,8 @@ def candidates(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) ->
 def select(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) -> Selected | None:
     """Return the run and checkpoint that a rule selects; None if no run is eligible.
 
-    Of tied runs, the one with the highest `hparams_seed` is selected, as in DomainBed's collector. Where validation
-    accuracies saturate, this decides the table.
+    Of tied runs, the one with the highest `hparams_seed` is selected, as in DomainBed's collector. If validation
+    accuracies saturate, ties are frequent and this order determines the table.
 
     :param rule: the selection rule.
     :param runs: runs of one dataset, algorithm and trial.

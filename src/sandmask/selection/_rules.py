@@ -1,4 +1,4 @@
-"""Selection rules: the registry, DomainBed's three rules, two of our own, and rules for other metrics than accuracy."""
+"""Selection rules: the registry, DomainBed's three rules, two of our own, and rules that use other metrics."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +13,9 @@ from sandmask.registry import Registry, closest
 
 @dataclass(frozen=True)
 class Choice:
-    """A checkpoint of a run, by its index, and its value.
+    """The index of a run's checkpoint, and its value.
 
-    Larger is better; if the first numbers are equal, the next ones decide. Reports show the first.
+    Larger values are better. If the first numbers are equal, the next ones decide. Reports show the first number.
     """
 
     index: int
@@ -24,7 +24,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Selected:
-    """A run and its checkpoint, as a rule chose them."""
+    """The run and the checkpoint that a rule selected."""
 
     run: RunRecord
     index: int
@@ -38,7 +38,7 @@ class Selected:
 
     @property
     def validation(self) -> float:
-        """The value that the rule maximized, in 0..1."""
+        """The (first) value that the rule maximized, in 0..1 for the built-in rules."""
         return self.value[0]
 
     @property
@@ -55,8 +55,8 @@ Choose = Callable[[RunRecord, Sequence[RunRecord]], Choice | None]
 class SelectionRule:
     """A way to choose a checkpoint and a run of a sweep.
 
-    `choose` takes a run that holds out one environment, and the runs with the same hyperparameters that hold out a
-    second one (needed by few rules). It returns a checkpoint, or None if it cannot judge the run. The run with the
+    `choose` takes a run that holds out one environment, and (if `needs_pairs`) the runs with the same hyperparameters
+    that also hold out a second one. It returns a checkpoint, or None if it cannot judge the run. The run with the
     largest value is selected. `needs_metrics` are metrics that the rule needs; `remedy` says how to record them.
     """
 
@@ -92,8 +92,8 @@ def selection_rule(
             return Choice(int(values.argmax()), (float(values.max()),))
 
     :param name: name of the rule.
-    :param description: what it maximizes, for lists and tables.
-    :param uses_test_data: whether it looks at the held-out environment.
+    :param description: what the rule maximizes, for lists and tables.
+    :param uses_test_data: whether the rule uses data of the held-out environment.
     :param needs_metrics: metrics without which a run is not judged.
     :return: a decorator.
     """
@@ -177,7 +177,7 @@ RULES.register(
 def oracle(run: RunRecord) -> Choice | None:
     """Select the last checkpoint, judged by the held-out environment's "out" accuracy.
 
-    A run that diverged has no last checkpoint.
+    A run that diverged or was pruned has no last checkpoint.
 
     :param run: record of a run.
     """
@@ -258,7 +258,7 @@ _BY = " by "
 
 
 def by_metric(rule: SelectionRule, metric: str) -> SelectionRule:
-    """A rule that uses a metric in place of accuracy, or one minus the metric if lower is better.
+    """Return a rule that uses a metric instead of accuracy, or one minus the metric if lower is better.
 
     :param rule: a rule that judges runs by accuracies.
     :param metric: "accuracy", which gives the rule itself, or a metric of `MEASURES` that is a number.
@@ -297,7 +297,7 @@ def find_rule(name: str) -> SelectionRule:
 
 
 def _seen_by(run: RunRecord, measure: Measure) -> RunRecord | None:
-    """The run with the values of a metric in place of its accuracies; None if it did not record the metric."""
+    """Replace the accuracies of a run by the values of a metric; None if it did not record the metric."""
     inside, outside = (measured(run, measure.name, split) for split in ("in", "out"))
     if inside is None or outside is None:
         return None

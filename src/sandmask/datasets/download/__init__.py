@@ -1,4 +1,4 @@
-"""Download datasets: fetch, check, unpack safely, prepare, and put in place by one rename."""
+"""Download datasets. Archives are checked, unpacked safely and prepared before a dataset appears in its folder."""
 
 from sandmask.datasets.download._extract import ArchiveError, extract
 from sandmask.datasets.download._http import MirrorError, Patience, Progress, fetch

@@ -1,6 +1,6 @@
-"""Unpack untrusted archives: no files outside the folder, no links, no devices, and a limited size.
+"""Unpack untrusted archives: no files outside of the folder, no links, no devices, and a limited size.
 
-All of it is read and compared with its checksums, so that a damaged archive is noticed.
+Archives are read completely and compared with their checksums, so that damage is detected.
 """
 
 import bz2
@@ -21,9 +21,9 @@ from sandmask.datasets.download._http import CHUNK, writing
 from sandmask.errors import SandmaskError
 
 CLUTTER = ("__MACOSX", ".DS_Store")
-MOST_EXPANSION, ALLOWANCE = 20, 2**30  # images are compressed already: more than that is not a dataset
+MOST_EXPANSION, ALLOWANCE = 20, 2**30  # limit of the unpacked size; images are already compressed
 RESERVE = 2**28  # bytes of the disk that are left free
-BLOCK = 4096  # bytes of the disk that the smallest file takes
+BLOCK = 4096  # bytes of the disk that the smallest file needs
 LONGEST_HEADER = 2**26  # bytes
 _COMPRESSED = {b"\x1f\x8b": gzip.GzipFile, b"BZ": bz2.BZ2File, b"\xfd7": lzma.LZMAFile}
 _DAMAGE = (
@@ -33,11 +33,11 @@ _DAMAGE = (
 
 
 class ArchiveError(SandmaskError):
-    """An archive that is damaged or that tries to write where it should not."""
+    """An archive is damaged or unsafe."""
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the file is a zip or a tar, compressed or not; by its content."""
+    """Whether the content of a file is a zip or tar archive, compressed or not."""
     try:
         return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
     except _DAMAGE:
@@ -68,7 +68,7 @@ def extract(archive: Path, folder: Path) -> int:
 
 
 class _Budget:
-    """A limit on what may be written, from the size of the archive and the free disk space."""
+    """Limits the unpacked size, given the size of the archive and the free disk space."""
 
     def __init__(self, archive: Path, folder: Path) -> None:
         self.archive, self.folder = archive, folder
@@ -77,12 +77,12 @@ class _Budget:
         self.total = 0
 
     def take(self, size: int) -> None:
-        """Account for a file before it is written."""
+        """Count the size of a file before it is written, and raise an error above the limit."""
         self.total += max(size, BLOCK)
         if self.total > self.most:
             raise ArchiveError(
                 f"{self.archive} would take more than {self.most:,} bytes when unpacked, which is too much for an "
-                "archive of its size. Not unpacked."
+                "archive of its size. The archive was not unpacked."
             )
         if self.total > self.free:
             raise SandmaskError(
@@ -128,14 +128,14 @@ def _tar_files(archive: Path, budget: _Budget) -> Iterator[tuple[str, IO[bytes]]
             budget.take(member.size)
             yield member.name, content
         stream.seek(tarred.offset)
-        if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile takes a damaged header for the end
+        if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile treats a damaged header as the end
             raise ArchiveError(f"{archive} cannot be unpacked (it is truncated or damaged).")
-        while stream.read(CHUNK):  # checksums are compared at the very end
+        while stream.read(CHUNK):  # checksums are compared when the end is read
             pass
 
 
 class _Stream:
-    """A file that limits the size of a read, because a header may request gigabytes."""
+    """A file that limits the size of reads, because a damaged header may request gigabytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -154,7 +154,7 @@ def _decompressed(archive: Path) -> Any:
 
 
 def _place(archive: Path, folder: Path, name: str) -> Path | None:
-    """The path of a member; None for macOS metadata. Paths outside of the folder are refused."""
+    """Return the path of a member, or None for macOS metadata. Raise an error for paths outside of the folder."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts or ":" in path.parts[0]:
         raise ArchiveError(f"{archive}: {name!r} would be written outside of the folder. The archive was not unpacked.")

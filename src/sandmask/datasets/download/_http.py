@@ -1,4 +1,4 @@
-"""Fetch a file over HTTP or from Google Drive, and resume where a broken connection left off."""
+"""Download a file over HTTP or from Google Drive. Broken connections are resumed."""
 
 import http.client
 import json
@@ -15,7 +15,7 @@ from sandmask._files import replacing
 from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 
-Progress = Callable[[int, int | None], None]  # (bytes so far, bytes in all if known)
+Progress = Callable[[int, int | None], None]  # (bytes so far, total bytes if known)
 
 CHUNK = 1 << 20
 WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
@@ -24,20 +24,20 @@ DRIVE_ADDRESS = "https://drive.google.com/uc?id={id}"
 
 
 class MirrorError(Exception):
-    """A mirror that failed; the message says why."""
+    """A mirror failed. The message has the reason."""
 
 
 class _InterruptedError(Exception):
-    """The connection broke, or the server failed for now: try again."""
+    """The connection broke or the server has a temporary problem, so that another attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How often to try again without any progress, and the seconds to wait before that and for a reply."""
+    """The retries and timeouts of a download."""
 
-    tries: int = 4
-    wait: float = 1.0  # doubled each time
-    timeout: float = 30.0
+    tries: int = 4  # consecutive attempts without progress
+    wait: float = 1.0  # seconds before the next attempt, doubled each time
+    timeout: float = 30.0  # seconds to wait for a reply
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Origin:
     """The origin of a partial file, stored beside it."""
 
     url: str
-    version: str | None = None  # the server's name for this state of the file: ETag or date
+    version: str | None = None  # identifies the version of the file on the server: ETag or date
     total: int | None = None
 
 
@@ -83,7 +83,7 @@ def discard(part: Path) -> None:
 
 
 def _transfer(url: str, part: Path, progress: Progress, timeout: float) -> None:
-    """One connection."""
+    """Download as much as possible with one connection."""
     origin = _read_origin(part)
     if origin is None or origin.url != url:
         discard(part)
@@ -121,7 +121,7 @@ def _open(part: Path, offset: int, origin: _Origin, timeout: float) -> http.clie
 
 
 def _reconcile(part: Path, offset: int, origin: _Origin, response: http.client.HTTPResponse) -> tuple[int, _Origin]:
-    """Where the reply is written in the file (at 0 if it is the whole file), and the file's origin."""
+    """Return the position in the file at which to write the reply (0 if it is the whole file), and the origin."""
     etag = response.headers.get("ETag", "")
     version = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
     length = response.headers.get("Content-Length")
@@ -143,7 +143,7 @@ def _reconcile(part: Path, offset: int, origin: _Origin, response: http.client.H
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Errors of the disk, which are not those of a server or an archive, as a message that names the file."""
+    """Raise errors of the disk as an error that names the file, unlike errors of a server or an archive."""
     try:
         yield
     except OSError as error:
@@ -185,7 +185,7 @@ def _read_origin(part: Path) -> _Origin | None:
 
 
 def fetch_from_drive(file_id: str, part: Path, progress: Progress) -> None:
-    """Download to `part`, which appears when it is whole; gdown resumes from a file of its own beside it."""
+    """Download to `part`, which appears when it is complete. gdown resumes from its own file beside it."""
     try:
         import gdown
         from gdown.exceptions import DownloadError

@@ -13,7 +13,7 @@ from sandmask.datasets.download._verify import Ledger, Verification, sole_user, 
 from sandmask.datasets.sources import DRIVE, RemoteFile, Source
 from sandmask.errors import SandmaskError
 
-FileProgress = Callable[[str, int, int | None], None]  # (file name, bytes so far, bytes in all if known)
+FileProgress = Callable[[str, int, int | None], None]  # (file name, bytes so far, total bytes if known)
 ARCHIVES = "downloads"
 
 
@@ -45,11 +45,11 @@ def install(
     progress: FileProgress = lambda _name, _done, _total: None,
     patience: Patience | None = None,
 ) -> Installed:
-    """Download, check, unpack and prepare a dataset; its folder appears by one rename at the end.
+    """Download, check, unpack and prepare a dataset. Its folder appears by a single rename at the end.
 
-    An archive that is already in data_dir/downloads is used.
+    Archives that are already in data_dir/downloads are used.
 
-    :param source: what to fetch and how to prepare it.
+    :param source: source of the dataset.
     :param data_dir: folder of the datasets.
     :param replace: replace an existing folder.
     :param keep_archives: keep the downloaded archives.
@@ -94,7 +94,7 @@ def _obtain(
             raise SandmaskError(f"{target} failed its check: {error}. Delete it and try again.") from error
     reasons = []
     for mirror in file.mirrors:
-        # Each mirror resumes its own partial file, also when another one was tried in between.
+        # Each mirror has its own partial file to resume, also if another mirror was tried in between.
         part = target.with_name(f"{file.name}.{hashlib.sha256(mirror.encode()).hexdigest()[:8]}.part")
         try:
             if mirror.startswith(DRIVE):
@@ -116,12 +116,12 @@ def _checked(part: Path, file: RemoteFile, mirror: str, ledger: Ledger) -> str:
     try:
         return check(part, file, mirror, ledger)
     except MirrorError:
-        discard(part)  # or the next try would resume the wrong bytes
+        discard(part)  # otherwise, the next attempt would resume a wrong file
         raise
 
 
 def check(path: Path, file: RemoteFile, origin: str, ledger: Ledger) -> str:
-    """The file's sha256, after everything known about the file was compared."""
+    """Check a file against everything that is known about it, and return its sha256."""
     size = path.stat().st_size
     if file.size is not None and size != file.size:
         raise MirrorError(f"it has {size:,} bytes instead of {file.size:,}")
@@ -140,9 +140,9 @@ def check(path: Path, file: RemoteFile, origin: str, ledger: Ledger) -> str:
 
 
 def _prepare(source: Source, obtained: list[Obtained], data_dir: Path) -> str:
-    """Unpack and prepare beside the final folder, then rename."""
+    """Unpack and prepare a dataset in a temporary folder, and rename it. Return a note for the user."""
     workshop = data_dir / f".{source.folder}.preparing"
-    shutil.rmtree(workshop, ignore_errors=True)  # what a killed run left
+    shutil.rmtree(workshop, ignore_errors=True)  # left by a process that was killed
     extracted, ready = workshop / "extracted", workshop / "ready"
     extracted.mkdir(parents=True)
     try:
@@ -156,7 +156,7 @@ def _prepare(source: Source, obtained: list[Obtained], data_dir: Path) -> str:
 
 
 def _put_in_place(ready: Path, target: Path, replaced: Path) -> None:
-    """Rename `ready` to `target`; an existing folder is moved to `replaced`, and back if that fails."""
+    """Rename `ready` to `target`. An existing folder is moved to `replaced`, and back if the renaming fails."""
     if target.exists():
         target.rename(replaced)
     try:
@@ -181,15 +181,15 @@ def _unpack(file: Obtained, remote: RemoteFile, folder: Path) -> None:
 
 
 def _by_hand(source: Source, file: RemoteFile, data_dir: Path, reasons: list[str]) -> str:
-    """Instructions for the case that no mirror works."""
+    """Return instructions for the case that no mirror works."""
     web = "https://drive.google.com/file/d/"
     addresses = " or ".join(mirror.replace(DRIVE, web) for mirror in file.mirrors)
     layout = f"{data_dir / source.folder}/"
     if source.images is not None:
         layout += source.images.layout or f"<domain>/<class>/ ({', '.join(source.images.domains)})"
     return (
-        f"{file.name} of {source.name} could not be downloaded ({'; '.join(reasons)}). By hand: "
-        f"fetch {addresses}, save it as {data_dir / ARCHIVES / file.name} and run the command again; "
+        f"{file.name} of {source.name} could not be downloaded ({'; '.join(reasons)}). To do it by hand, "
+        f"fetch {addresses}, save it as {data_dir / ARCHIVES / file.name} and run the command again, "
         f"or put the data itself into {layout}."
     )
 

@@ -1,4 +1,4 @@
-"""Check data on the disk."""
+"""Check datasets on the disk."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from sandmask.errors import SandmaskError
 
 NAME = "sandmask-data.json"
 LOCK = ".sandmask-data.lock"
-CHECKED_SIZE = 32  # side of the images that are decoded as a check
+CHECKED_SIZE = 32  # side to which images are resized when they are decoded as a check
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class Verification:
     name: str
     path: str | None
     status: Literal["ok", "wrong", "missing"]
-    counts: dict[str, int]  # images by domain
+    counts: dict[str, int]  # number of images by domain
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verification:
-    """Check the domains, classes, counts and files of a dataset against what was first seen.
+    """Check the domains, classes and counts of a dataset, and compare its files with the record of the first check.
 
-    MNIST's files are always compared with the published checksums.
+    The files of MNIST are always compared with the published checksums.
 
-    :param source: the dataset's source.
+    :param source: source of the dataset.
     :param data_dir: folder of the datasets.
-    :param contents: also decode every image and compare its bytes.
+    :param contents: also decode every image and compare the contents of files.
     """
     path = source.find(data_dir)
     if path is None:
@@ -78,11 +78,11 @@ def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verific
 
 
 def verify_own(source: str, *, contents: bool = False, allow_missing_classes: bool = False) -> Verification:
-    """Check your own data. Images: that every domain has every class, and that all can be decoded.
+    """Check your own data. Every domain should have every class, and all images should be decodable.
 
     :param source: folder of images, manifest, .npz file, or Hugging Face dataset.
     :param contents: whether to decode images.
-    :param allow_missing_classes: whether a domain may lack some of the classes.
+    :param allow_missing_classes: whether domains may lack some of the classes.
     """
     options: dict[str, Any] = {"allow_missing_classes": True} if allow_missing_classes else {}
     try:
@@ -106,13 +106,13 @@ def _mnist_problems(folder: Path) -> Iterator[str]:
 
 
 class Ledger:
-    """A JSON file in the data folder: {section: {key: facts}}. Every change is written at once and atomically."""
+    """A JSON file in the data folder, {section: {key: facts}}. Every change is written immediately and atomically."""
 
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir / NAME
 
     def get(self, section: str, key: str) -> dict[str, Any] | None:
-        """The record of `key`, or None."""
+        """Return the facts under `key`, or None."""
         facts: dict[str, Any] | None = self._read().get(section, {}).get(key)
         return facts
 
@@ -124,7 +124,7 @@ class Ledger:
         self._write(content)
 
     def forget(self, section: str, key: str) -> None:
-        """Drop what is recorded under `key`."""
+        """Remove the facts under `key`."""
         content = self._read()
         if content.get(section, {}).pop(key, None) is not None:
             self._write(content)
@@ -157,21 +157,21 @@ def sole_user(data_dir: Path) -> Iterator[None]:
         raise SandmaskError(f"{data_dir} cannot be written to ({error.strerror}).") from error
     with file:
         taken = False
-        with suppress(SandmaskError):  # a file system without locks: downloading unguarded is better than not at all
+        with suppress(SandmaskError):  # file systems without locks: downloads are possible, but not protected
             taken = not lock(file)
         if taken:
-            raise SandmaskError(f"Another `sandmask data` command is working in {data_dir}. Wait for it.")
+            raise SandmaskError(f"Another `sandmask data` command is working in {data_dir}. Wait for it to finish.")
         yield
 
 
 def _compare(source: Source, kind: str, found: str, ledger: Ledger, problems: list[str], notes: list[str]) -> None:
-    """Compare with the record, or record valid data that is seen for the first time."""
+    """Compare a hash with the record. If there is none and the data has no problems, record the hash."""
     seen = (ledger.get("folders", source.folder) or {}).get(kind)
     what = "names and sizes of the files" if kind == "listing" else "contents of the files"
     if seen is None and not problems:
         try:
             ledger.record("folders", source.folder, {kind: found})
-        except SandmaskError as error:  # someone else's folder, perhaps
+        except SandmaskError as error:  # the folder may belong to another user
             notes.append(f"{what} not recorded: {error}")
         else:
             notes.append(f"{what} recorded in {ledger.path}: seen for the first time")

@@ -3,8 +3,8 @@
     from sandmask.reports.html import write_html
     write_html(read_runs("runs"), "report.html")
 
-The page is made of `assets/` (a template, styles, scripts) and of data that Python has computed: its numbers are
-those of `build_report`, its words those of `render`.
+The page consists of `assets/` (a template, styles and scripts) and of data computed in Python: its numbers are those of
+`build_report`, and the text of its tables is that of `render`.
 """
 
 from sandmask.reports.html._page import render_html, write_html

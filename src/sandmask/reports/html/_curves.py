@@ -1,6 +1,6 @@
 """Curves of runs for the page: thinned, quantized, and stored in chunks that are decoded when a run is opened.
 
-For notebooks, the accuracies of one run as a small SVG picture.
+It also draws the accuracies of one run as a small SVG picture, for notebooks.
 """
 
 import base64
@@ -22,13 +22,13 @@ from sandmask.records._measures import CURVE
 from sandmask.reports._for_programs import finite
 from sandmask.selection import Selected, mean_over_environments
 
-Offers = Mapping[str, Mapping[int, Selected]]  # what each rule takes of a run, by the run's place in the list
+Offers = Mapping[str, Mapping[int, Selected]]  # what each rule selects in a run, by the index of the run
 MISSING = 0xFFFF  # the code of a missing value
 LAYER_METRIC = re.compile(r"(mask_density|dead_fraction|agreement)/(?!all(/|$)).")
-LARGEST = 5_000_000  # values; some 5 MB of page
+LARGEST = 5_000_000  # values; they make a page of about 5 MB
 RUNS_PER_CHUNK = 128
-_LARGEST = 1e300  # larger values, whose differences may overflow, are drawn as missing
-_WIDE = 100  # a metric that spans more than this factor is divided on a logarithmic scale
+_LARGEST = 1e300  # larger values count as missing, because their differences may overflow
+_WIDE = 100  # a metric whose values span more than this factor is stored on a logarithmic scale
 
 _Floats = NDArray[np.float64]
 
@@ -37,8 +37,8 @@ _Floats = NDArray[np.float64]
 class Detail:
     """The level of detail of a run's curves.
 
-    `levels` is how finely accuracies are divided (1000 is to a tenth of a percent), and metrics between their least
-    and greatest value.
+    `levels` is the number of steps into which accuracies are quantized (1000 for a tenth of a percent), and metrics
+    between their smallest and largest value.
     """
 
     every_environment: bool
@@ -52,7 +52,7 @@ SUMMARY = Detail(every_environment=False, every_layer=False, points=61, levels=1
 
 
 def choose_detail(runs: Sequence[RunRecord], largest: int = LARGEST) -> Detail:
-    """All curves, unless the page would become too large to share."""
+    """Choose full detail, unless the page would become too large to share."""
     values = sum(
         min(len(run.steps), FULL.points) * (2 * len(run.env_names) + len(kept_metrics(run, FULL))) for run in runs
     )
@@ -60,7 +60,7 @@ def choose_detail(runs: Sequence[RunRecord], largest: int = LARGEST) -> Detail:
 
 
 def chunks(runs: Sequence[RunRecord], offers: Offers, detail: Detail) -> Iterator[str]:
-    """The blobs that hold all runs' curves, `RUNS_PER_CHUNK` runs each."""
+    """Yield blobs with the curves of `RUNS_PER_CHUNK` runs each."""
     for begin in range(0, len(runs), RUNS_PER_CHUNK):
         headers, codes = [], []
         for place, run in enumerate(runs[begin : begin + RUNS_PER_CHUNK], start=begin):
@@ -78,7 +78,7 @@ def chunks(runs: Sequence[RunRecord], offers: Offers, detail: Detail) -> Iterato
 
 
 def kept_points(count: int, taken: Sequence[int], points: int) -> NDArray[np.int64]:
-    """At most `points` of `count` checkpoints, evenly spread, the first, the last and those `taken` among them."""
+    """Choose at most `points` of `count` checkpoints: the first, the last, those `taken`, and evenly spaced others."""
     if count <= points:
         return np.arange(count)
     spread = np.linspace(0, count - 1, points - len(taken)).round().astype(np.int64)
@@ -87,7 +87,7 @@ def kept_points(count: int, taken: Sequence[int], points: int) -> NDArray[np.int
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve and what its integer codes mean: 0 is `low`, `levels` is `high`, in logarithms if `log`."""
+    """A curve and the meaning of its integer codes: 0 is `low`, and `levels` is `high`, on a log scale if `log`."""
 
     name: str
     values: _Floats
@@ -98,7 +98,7 @@ class Curve:
 
     @property
     def codes(self) -> NDArray[np.uint16]:
-        """The values as integers; what is not finite is missing."""
+        """The values as integers. NaN and infinities are `MISSING`."""
         finite = np.isfinite(self.values)
         values = np.where(finite, self.values, self.high)
         low, high = self.low, self.high
@@ -110,10 +110,10 @@ class Curve:
 
 
 def run_curves(run: RunRecord, kept: NDArray[np.int64], detail: Detail) -> list[Curve]:
-    """A run's accuracies and metrics at the kept checkpoints.
+    """Return the curves of a run's accuracies and metrics at the kept checkpoints.
 
-    Accuracies are named `in/3` and `out/3` by split and environment. Without detail there are those of the held-out
-    environments, the training environments' means `in/train` and `out/train`, and their worst, `out/worst`.
+    Accuracies are named `in/3` and `out/3` by split and environment. Without `every_environment`, these are the
+    held-out environments, the means over training environments (`in/train`, `out/train`), and the worst (`out/worst`).
     """
     inside, outside = run.accuracy_in[kept], run.accuracy_out[kept]
     environments = range(len(run.env_names)) if detail.every_environment else run.spec.test_envs
@@ -140,7 +140,7 @@ def _metric(name: str, values: _Floats, levels: int) -> Curve:
 
 
 def kept_metrics(run: RunRecord, detail: Detail) -> list[str]:
-    """The names of the metrics to keep; of metrics of environments, those on held-out data."""
+    """Return the names of the metrics to keep. Metrics of single environments are kept for held-out ones."""
     held_out = {str(env) for env in run.spec.test_envs}
 
     def is_kept(name: str) -> bool:
@@ -153,9 +153,9 @@ def kept_metrics(run: RunRecord, detail: Detail) -> list[str]:
 
 
 def json_blob(content: Any) -> str:
-    """A JSON value as text, with null for NaN and infinities, which a browser would not read.
+    """Encode a JSON value as a blob, with null for NaN and infinities, which browsers do not read.
 
-    Keys and values are made printable in the same way, so that values that name keys still do.
+    Keys and values are made printable in the same way, so values that refer to keys still match them.
     """
     safe = _printable(finite(content))
     return blob(json.dumps(safe, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
@@ -172,10 +172,10 @@ def _printable(value: Any) -> Any:
 
 
 def codes_blob(header: Any, curves: Sequence[NDArray[np.uint16]]) -> str:
-    """Coded curves ([curves, points] each) behind a JSON header that says how to read them.
+    """Encode curves of codes ([curves, points] each) as a blob, after a JSON header that describes them.
 
-    Stored as changes from point to point, 0, -1, 1, -2, 2, ... written as 0, 1, 2, 3, 4, ..., all lower bytes before
-    all upper ones. Most upper bytes are then zero, which compresses well.
+    The changes from point to point are stored. 0, -1, 1, -2, 2, ... are mapped to 0, 1, 2, 3, 4, ..., and all lower
+    bytes come before all upper ones. Most upper bytes are then zero, which compresses well.
     """
     changes = [np.diff(codes, axis=1, prepend=np.uint16(0)).view(np.int16).ravel() for codes in curves]
     joined = np.concatenate([np.empty(0, np.int16), *changes])
@@ -186,17 +186,17 @@ def codes_blob(header: Any, curves: Sequence[NDArray[np.uint16]]) -> str:
 
 
 def blob(content: bytes) -> str:
-    """Bytes as text that needs no escaping in HTML."""
+    """Compress bytes to text that needs no escaping in HTML."""
     return base64.b64encode(zlib.compress(content, 9)).decode()
 
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 170, 42, 10, 24, 22  # of the picture, and its margins
-POINTS = 200  # of a curve
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 170, 42, 10, 24, 22  # size and margins of the picture
+POINTS = 200  # most points of a curve
 COLORS = ("#1f77b4", "#d95f02")
 
 
 def curves_svg(run: RunRecord) -> str:
-    """A picture of validation accuracy and accuracy on held-out environments; "" for a run without evaluations."""
+    """Draw validation accuracy and accuracy on held-out environments; "" for a run without evaluations."""
     if not len(run.steps):
         return ""
     kept = kept_points(len(run.steps), (), POINTS)

@@ -1,4 +1,4 @@
-"""Create the page from runs: the file, its text and its content (tables, regrets of the rules, and runs)."""
+"""Create the HTML page from runs, and compute its data: tables, regrets of the rules, and runs."""
 
 import html
 import json
@@ -36,7 +36,7 @@ from sandmask.selection import RULES, Selected, candidates, find_rule, group_run
 def write_html(
     runs: Sequence[RunRecord], path: str | os.PathLike[str], rules: Sequence[str] | None = None, **settings: Any
 ) -> Path:
-    """Write the page of `render_html` to a file, which is complete or absent.
+    """Write the page of `render_html` to a file. The file is written as a whole or not at all.
 
     :param runs: records of the runs.
     :param path: file to write.
@@ -51,7 +51,7 @@ def write_html(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
-            temporary.touch()  # fails before the work is done if the file cannot be written
+            temporary.touch()  # fails early if the file cannot be written
             temporary.write_text(render_html(runs, rules, **settings), encoding="utf-8")
     except OSError as error:
         raise SandmaskError(f"{target} cannot be written: {error.strerror}. Name another place.") from error
@@ -78,7 +78,7 @@ def render_html(
     :param runs: records of the runs.
     :param rules: names of selection rules; all if not given.
     :param title: title of the page.
-    :param against_paper: show the paper's numbers at first; the page has a switch.
+    :param against_paper: show the paper's numbers when the page opens; the page has a switch for them.
     :param statistics: include the comparisons with the baseline.
     :param settings: other arguments of `build_report`: `baseline`, `draws`, `trials`, `metrics` and `earlier`.
     """
@@ -119,7 +119,7 @@ def _asset(name: str) -> str:
 
 
 def _fill(title: str, blobs: dict[str, str]) -> str:
-    """The template with its parts put in."""
+    """Fill the template."""
     parts = {
         "title": html.escape(printable(title)),
         "styles": _asset("page.css"),
@@ -132,9 +132,9 @@ def _fill(title: str, blobs: dict[str, str]) -> str:
 
 
 def overview(runs: Sequence[RunRecord], methods: Sequence[str]) -> dict[str, Any]:
-    """Counts of trained runs, and for each dataset the settings of its runs. `methods` has the method of each run.
+    """Count the trained runs, and list the settings of the runs on each dataset. `methods` has the method of each run.
 
-    The average of a run is a method of its own, and no further run.
+    Averages of weights count as methods but not as runs.
     """
     of_dataset: defaultdict[str, list[tuple[RunRecord, str]]] = defaultdict(list)
     for run, method in zip(runs, methods, strict=True):
@@ -163,7 +163,7 @@ def _dataset(found: Sequence[tuple[RunRecord, str]]) -> dict[str, Any]:
 
 
 def table_words(report: Report, with_paper: Report) -> dict[str, dict[str, Any]]:
-    """For each rule, its tables by name: without the paper's numbers, and under `paper` with them."""
+    """Return the text of each rule's tables by name: without the paper's numbers, and under `paper` with them."""
     return {
         rule.rule: {
             name: {**asdict(grid), "paper": asdict(beside)}
@@ -177,9 +177,10 @@ ORACLE = "oracle"
 
 
 def regrets(report: Report) -> list[dict[str, Any]]:
-    """For each rule, dataset and method, in percent: the mean over (environment, trial) and of each environment.
+    """Compute the regret of each rule, dataset and method: the oracle's accuracy minus the rule's, in percent.
 
-    Empty without the oracle among the rules. A regret can be negative: the oracle looks at last checkpoints only.
+    Each entry has the mean over (environment, trial) pairs and the mean of each environment. The list is empty if the
+    oracle is not among the rules. A regret can be negative, because the oracle considers only last checkpoints.
     """
     oracle = {name: table for rule in report.rules if rule.rule == ORACLE for name, table in rule.datasets.items()}
     found = []
@@ -211,7 +212,7 @@ def _mean_regret(pairs: Mapping[tuple[str, int], float]) -> dict[str, Any]:
 
 
 def all_offers(runs: Sequence[RunRecord], rules: Sequence[str]) -> Offers:
-    """The checkpoint that each rule would select of each run, for the runs that it can judge."""
+    """Return the checkpoint that each rule would select in each run that it can judge."""
     place = {id(run): number for number, run in enumerate(runs)}
     groups = group_runs(runs)
     return {
@@ -225,7 +226,7 @@ def all_offers(runs: Sequence[RunRecord], rules: Sequence[str]) -> Offers:
 
 
 def run_columns(runs: Sequence[RunRecord], methods: Sequence[str], offers: Offers) -> dict[str, Any]:
-    """Specs, statuses, hyperparameters and offers of the runs. `methods` has the method of each run."""
+    """Return columns of specs, statuses, hyperparameters and offers. `methods` has the method of each run."""
     hparams, distinct_hparams = _numbered([json.dumps(run.spec.hparams, sort_keys=True) for run in runs])
     settings, distinct_settings = _numbered([_settings(run) for run in runs])
     return {
@@ -253,7 +254,7 @@ def run_columns(runs: Sequence[RunRecord], methods: Sequence[str], offers: Offer
 
 
 def _numbered(values: Sequence[Any]) -> tuple[list[int], list[Any]]:
-    """The place of each value in the list of distinct values, and that list: repeated values are written once."""
+    """Return the index of each value in the list of distinct values, and that list, to store each value once."""
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
     return [places[value] for value in values], list(places)
 
@@ -274,4 +275,4 @@ def _offer_columns(count: int, found: Mapping[int, Selected]) -> dict[str, list[
 
 
 def _percent(value: float) -> float | None:
-    return round(100 * value, 4) if math.isfinite(value) else None  # a user's own rule may return NaN or inf
+    return round(100 * value, 4) if math.isfinite(value) else None  # rules of users may return NaN or inf

@@ -1,4 +1,4 @@
-// Charts. Each answers with an SVG and the places in it that can be read: {x, y, lines, open}.
+// Charts. Each function returns an SVG and its `hits`, the places with values to read: {x, y, lines, open}.
 
 // Curves over steps. `marks` are vertical lines: {x, name}.
 function lineChart({
@@ -161,9 +161,9 @@ function barChart({ title, bars, xLabel, yLabel, width, colors }) {
   return { svg, hits, box };
 }
 
-// Mean ranks with Nemenyi's critical difference (Demšar, 2006): a bar joins methods that are not told apart.
+// Mean ranks with Nemenyi's critical difference (Demšar, 2006): a bar joins methods that do not differ significantly.
 
-// Largest runs of methods, in order of rank, whose ranks all lie within the critical difference.
+// Largest groups of neighbouring methods, in order of rank, whose ranks lie within the critical difference.
 function cliques(ranks, critical) {
   const found = [];
   let reached = -1;

@@ -1,6 +1,6 @@
-// The data of the page: deflated, in base64, decoded when it is asked for.
+// The data of the page: deflated, in base64, decoded on demand.
 
-let data = null; // the report; there before anything is drawn
+let data = null; // the report, which is loaded before anything is drawn
 let runsPromise = null;
 const chunkPromises = new Map();
 
@@ -25,7 +25,7 @@ async function loadReport() {
   data.selections = Object.fromEntries(data.report.selections.map((entry) => [entry.selection, entry]));
 }
 
-// All runs without their curves: columns, a place by id, and helpers.
+// Load all runs without their curves: columns, the place of each id, and helpers.
 function loadRuns() {
   runsPromise ??= inflateJson("runs").then((store) => {
     const { columns } = store;
@@ -53,7 +53,7 @@ async function chunk(number) {
   };
 }
 
-// The steps of a run, and its curves by name; a value that is missing is null.
+// Load the steps of a run, and its curves by name. Missing values are null.
 async function loadCurves(place) {
   const number = Math.floor(place / data.runsPerChunk);
   if (!chunkPromises.has(number)) chunkPromises.set(number, chunk(number));

@@ -10,7 +10,7 @@ const LAYER_CURVES = [
   ["dead_fraction", "Dead fraction", "The share of each tensor’s elements whose gradient the mask sets to zero."],
 ];
 const AGREEMENT = /^agreement\/(.+)\/(\d)$/;
-// As a network has them: numbers count as numbers, the classifier is last, and all of them together come first.
+// The order of layers: "all" first, the classifier last, and numbers in names in numeric order.
 const rankOf = (layer) => (layer === "all" ? 0 : layer.startsWith("classifier") ? 2 : 1);
 const byPlace = (a, b) => rankOf(a) - rankOf(b) || a.localeCompare(b, "en", { numeric: true });
 const isDiagnostic = (name) => /^(mask_density|dead_fraction)\/./.test(name) || AGREEMENT.test(name);

@@ -1,4 +1,4 @@
-// Elements from JavaScript. Text always goes in as text: names in records may hold anything.
+// Create elements. Text is always inserted as text, because names in records may contain anything.
 
 const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 
@@ -24,7 +24,7 @@ const minus = (text) => text.replace("-", "−");
 const percent = (value, digits = 1) => (value === null || value === undefined ? "-" : value.toFixed(digits));
 const signed = (value, digits = 1) => minus((value < 0 ? "" : "+") + value.toFixed(digits));
 
-// A section with a heading and a sentence that says what is to be seen.
+// A section with a heading and a sentence that explains its content.
 function section(title, explanation, ...content) {
   return h("section", null, h("h2", null, title), explanation && h("p", { class: "lead" }, explanation), content);
 }
@@ -41,7 +41,7 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
-// Labelled controls. Each tells its new value; what is drawn from it is up to the view.
+// Labelled controls. Each passes its new value to a function of the view.
 
 let controlCount = 0;
 

@@ -43,7 +43,7 @@ function canvas(width, height, title, colors) {
   return s("svg", properties, s("rect", { width, height, fill: colors.paper }));
 }
 
-// Legend entries ({name, color, dash, dot}) set in rows at the top; answers with the group and its height.
+// Legend entries ({name, color, dash, dot}) set in rows at the top. Returns the group and its height.
 function legend(entries, width, left, colors) {
   const group = s("g");
   let x = left;
@@ -108,7 +108,7 @@ function pathOf(points) {
 const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 const power = (exponent) => `10${[...String(exponent)].map((digit) => SUPERSCRIPTS[digit]).join("")}`;
 
-// A number for an axis or a tooltip: short, and true to about four digits.
+// A number for an axis or a tooltip, with about four digits.
 function short(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "-";
   if (value === 0) return "0";
@@ -162,7 +162,7 @@ function logarithmic([low, high], [from, to]) {
   return scale;
 }
 
-// The extent of values with some air, widened to hold `include`.
+// The range of `values` and `include`, with a margin of the share `air`.
 function extent(values, include = [], air = 0.05) {
   const all = [...values, ...include].filter((value) => Number.isFinite(value));
   if (!all.length) return [0, 1];

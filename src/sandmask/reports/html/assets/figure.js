@@ -1,8 +1,8 @@
-// A figure: a drawing that fits its place, can be read with a pointer or the arrow keys, and can be taken along.
+// A figure: a drawing that fits its place, can be read with a pointer or the arrow keys, and can be downloaded.
 
 const redraws = new Set(); // of the figures on the page, for a change of theme
 
-// `draw({width, colors})` answers like a chart; `table()` gives {header, rows} for the CSV file.
+// `draw({width, colors})` returns a chart; `table()` returns {header, rows} for the CSV file.
 function figure({ name, title, note, draw, table }) {
   const place = h("div", { class: "drawing" });
   const tip = h("div", { class: "tip", role: "status" });
@@ -38,7 +38,7 @@ function figure({ name, title, note, draw, table }) {
 const downloadButton = (kind, title, onclick) =>
   h("button", { type: "button", class: "download", "aria-label": `Download ${kind}: ${title}`, onclick }, kind);
 
-// The drawing in the light colours, on its own.
+// The drawing as a file, in the light colours.
 function drawingFile(draw) {
   const { svg } = draw({ width: 760, colors: PALETTES.light });
   svg.setAttribute("xmlns", SVG_NAMESPACE);

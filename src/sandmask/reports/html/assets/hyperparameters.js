@@ -6,7 +6,7 @@ async function drawHyperparameters(main) {
     `Each point is a run, at the checkpoint that ${rule()} would select.`,
     "Points in the accent colour are the runs that the tables report. Click a point to open the run.",
   );
-  const datasets = unique(runs.dataset);
+  const datasets = Object.keys(data.overview.datasets);
   const dataset = choice("dataset", datasets);
   const methods = unique(runs.method.filter((_, place) => runs.dataset[place] === dataset)).sort();
   const method = choice("method", methods);

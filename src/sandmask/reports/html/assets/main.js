@@ -1,4 +1,4 @@
-// The page: views, settings that all share, and what happens when the address changes.
+// The page: its views, the settings that they share, and changes of the address.
 
 const VIEWS = {
   overview: { title: "Overview", draw: drawOverview },
@@ -38,7 +38,7 @@ function drawNavigation() {
   document.getElementById("views").replaceChildren(...links);
 }
 
-// Drawn once; later only what it shows is set, so that focus stays where it is.
+// The controls are created once and then only updated, so that they keep the focus.
 function drawSettings() {
   const place = document.getElementById("settings");
   if (!place.firstChild) {

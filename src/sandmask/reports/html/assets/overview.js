@@ -1,4 +1,4 @@
-// Overview: what was run, what is missing, what came out best.
+// Overview: what was run, which methods are best, and what is missing.
 
 function drawOverview(main) {
   main.append(whatWasRun(), bestSection(), missingSection());
@@ -19,6 +19,7 @@ function whatWasRun() {
     tile(status.done ?? 0, "finished"),
   ];
   if (status.diverged) tiles.push(tile(status.diverged, "diverged"));
+  if (status.pruned) tiles.push(tile(status.pruned, "pruned"));
   if (status.running) tiles.push(tile(status.running, "unfinished"));
   const names = Object.keys(datasets);
   const join = (values) => (values.length > 6 ? `${values[0]} to ${values[values.length - 1]}` : values.join(", "));
@@ -57,8 +58,8 @@ function whatWasRun() {
     h("dl", { class: "tiles" }, tiles), dataTable({ name: "datasets", title: "Datasets", columns, rows }));
 }
 
-// The best row for a dataset (null for the average over datasets), and the one behind it. Averages over fewer columns
-// than others do not compare, and are left out. There is no best of averages over different columns.
+// The best and the second best row for a dataset (null for the average over datasets). Averages over fewer columns than
+// others are left out, because they cannot be compared. There is no best of averages over different columns.
 function bestOf(selection, dataset) {
   const cellOf = (row) => (dataset === null ? row.average : row.cells[dataset]);
   const found = (selection.averages?.rows ?? []).filter((row) => cellOf(row)?.mean != null);
@@ -81,7 +82,7 @@ function bestCell(name, dataset) {
   const chance = dataset === null ? undefined : selection.averages.chances[dataset];
   const behind = cellOf(best).mean.toFixed(1) <= chance ? `not above chance, ${chance.toFixed(1)}` : next
     ? (cellOf(best).mean.toFixed(1) === cellOf(next).mean.toFixed(1)
-      ? `level with ${next.method}` : `${lead.toFixed(1)} above ${next.method}`) : "the only method";
+      ? `equal to ${next.method}` : `${lead.toFixed(1)} above ${next.method}`) : "the only method";
   return {
     text: `${best.method} ${words}`,
     value: cellOf(best).mean,
@@ -124,7 +125,7 @@ function missingSection() {
   const selection = data.selections[name];
   const explanation = say(
     `How many of the expected runs are finished under ${name}.`,
-    "The expected number is the largest number of runs in a cell of the dataset, unless the command sets it.",
+    "Every draw and trial that a run on the dataset has is expected, unless the command sets their numbers.",
   );
   const notes = selection.notes.map((note) => h("li", null, note));
   if (!selection.averages) return section(
@@ -148,7 +149,7 @@ function missingSection() {
   const gaps = datasets.flatMap((one) => data.words[name][`dataset:${one}`].notes.map((note) => `${one}: ${note}`));
   const message = incomplete.length
     ? `${plural(incomplete.length, "cell")} of this table ${incomplete.length === 1
-      ? "waits" : "wait"} for runs; numbers made of fewer runs are marked wherever they appear.`
+      ? "lacks" : "lack"} runs. Numbers that lack runs are marked in all tables.`
     : absent.length ? "Nothing is missing where a method has runs, but some methods have none on some datasets."
       : "Nothing is missing: every run that the tables expect is finished.";
   const all = [

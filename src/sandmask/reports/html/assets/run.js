@@ -1,4 +1,4 @@
-// One run: what it was, its accuracy curves, its metrics, its mask.
+// One run: its accuracy curves, settings, metrics and mask.
 
 async function drawRun(main) {
   const runs = await loadRuns();
@@ -13,7 +13,8 @@ async function drawRun(main) {
   }
   const loaded = await loadCurves(place);
   const label = `${runs.method[place]}-${runs.dataset[place]}-${runs.id[place].slice(0, 8)}`;
-  const state = { done: "finished", running: "unfinished", diverged: "diverged" }[runs.status[place]];
+  const status = runs.status[place];
+  const state = { done: "finished", running: "unfinished" }[status] ?? status;
   const where = runs.at[place] === null
     ? "before its first evaluation" : `step ${runs.at[place]} of ${runs.steps[place] - 1}`;
   const sentence = say(
@@ -129,7 +130,7 @@ function accuracyFigure(runs, place, label, { steps, curves }) {
   return drawing;
 }
 
-// Where the rules would stop this run; rules that agree share a line.
+// The steps that the rules select in this run; rules that agree share a line.
 function chosenSteps(runs, place) {
   const byStep = new Map();
   for (const [name, offer] of Object.entries(runs.offers)) {
@@ -166,10 +167,10 @@ function offerWords(offer, place, selected) {
   return `step ${offer.step[place]}, ${values}${selected ? "; selected" : ""}`;
 }
 
-// The command that trains a run again, in full; null for a soup, which is of many runs.
+// The command that trains a run again, in full; null for a soup, which is of many runs, and for an imported run.
 function commandOf(runs, place) {
   const settings = runs.settingsOf(place);
-  if (settings.soup) return null;
+  if (settings.soup || settings.source) return null;
   const words = ["sandmask", "train", runs.dataset[place], runs.algorithm[place]];
   const option = (name, value) => words.push(`--${name}`, String(value));
   const environments = data.overview.datasets[runs.dataset[place]].environments;
@@ -180,7 +181,7 @@ function commandOf(runs, place) {
   option("trial-seed", runs.trial[place]);
   option("seed", runs.seed[place]);
   for (const name of ["space", "network", "precision"]) option(name, settings[name]);
-  const isSmall = ["mlp", "mnist-convnet"].includes(settings.network); // which has no weights to start from
+  const isSmall = ["mlp", "mnist-convnet"].includes(settings.network); // these have no pretrained weights
   if (settings.weights !== "pretrained" && !isSmall) option("weights", settings.weights);
   if (settings.average) option("average", settings.average);
   if (settings.init === "shared") words.push("--shared-init");
@@ -192,7 +193,7 @@ function commandBox(command) {
   const copy = h("button", {
     type: "button",
     onclick: async () => {
-      getSelection().selectAllChildren(words); // where a browser gives no clipboard, a key copies it
+      getSelection().selectAllChildren(words); // without a clipboard, the reader can copy the selected text
       await navigator.clipboard?.writeText(command).then(() => (copy.textContent = "Copied"), () => null);
     },
   }, "Copy");
@@ -212,7 +213,7 @@ function facts(runs, place) {
       name,
       offerWords(offer, place, selectedRuns(name).has(runs.id[place])),
     ]);
-  return section("What it was", null, command && commandBox(command), h("div", { class: "pair" },
+  return section("Settings of the run", null, command && commandBox(command), h("div", { class: "pair" },
     h(
       "div",
       null,
@@ -230,5 +231,5 @@ function facts(runs, place) {
         ...Object.entries(runs.settingsOf(place)),
       ]),
     ),
-    chosen.length ? h("div", null, h("h3", null, "What each rule takes"), pairs(chosen)) : null));
+    chosen.length ? h("div", null, h("h3", null, "Selected by each rule"), pairs(chosen)) : null));
 }

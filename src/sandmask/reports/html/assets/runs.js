@@ -1,4 +1,4 @@
-// Runs: all of them, to find one.
+// Runs: a table of all runs, with a search.
 
 const RUN_COLUMNS = [
   "Method",
@@ -20,7 +20,7 @@ async function drawRuns(main) {
   );
   const place = h("div");
   const options = (name, values) => ["", ...values].map((value) => [value, value || "Any"]);
-  const datasets = unique(runs.dataset);
+  const datasets = Object.keys(data.overview.datasets);
   const statuses = unique(runs.status);
   const set = (name) => (value) => {
     remember({ [name]: value });

@@ -12,13 +12,13 @@ function readAddress() {
 
 const param = (name, fallback = "") => params.get(name) ?? fallback;
 
-// A parameter that has to be one of some values; the first of them otherwise.
+// A parameter that has to be one of `values`; otherwise, the first of them.
 function choice(name, values) {
   const found = param(name);
   return values.includes(found) ? found : values[0];
 }
 
-// The address of a view, with what is kept from view to view.
+// The address of a view, with the shared parameters.
 function address(target, changes = {}) {
   const next = new URLSearchParams();
   for (const name of SHARED) if (params.has(name)) next.set(name, params.get(name));
@@ -27,7 +27,7 @@ function address(target, changes = {}) {
   return `#/${target}${query ? `?${query}` : ""}`;
 }
 
-// Change parameters of this view in place: no entry in the history, nothing drawn.
+// Change parameters of this view, without an entry in the history and without drawing.
 function remember(changes) {
   for (const [name, value] of Object.entries(changes)) {
     if (value === null || value === "") params.delete(name);
@@ -57,7 +57,7 @@ function setTheme(name) {
   try {
     localStorage.setItem("sandmask-theme", name);
   } catch {
-    // nothing to keep it in; it holds until the page is closed
+    // without storage, the theme lasts until the page is closed
   }
 }
 

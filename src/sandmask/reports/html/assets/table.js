@@ -1,7 +1,7 @@
-// A table that sorts, fits its box, and can be taken along as LaTeX, Markdown and CSV.
+// A table that can be sorted, fits its box, and can be downloaded as LaTeX, Markdown and CSV.
 
-// `columns`: {title, numeric, hint}; `rows`: arrays of {text, value, node}. `files` may replace what is
-// downloaded: grid(rows) for words, table(rows) for numbers. `limit` rows are drawn at first.
+// `columns`: {title, numeric, hint}; `rows`: arrays of {text, value, node}. `files` may replace the
+// downloads: grid(rows) for LaTeX and Markdown, table(rows) for CSV. `limit` rows are drawn at first.
 function dataTable({ name, title, columns, rows, notes = [], files = {}, limit = Infinity, sortable = true }) {
   const key = `sort.${name}`;
   let shown = limit;
@@ -29,7 +29,7 @@ function dataTable({ name, title, columns, rows, notes = [], files = {}, limit =
     const other = first === "down" ? "up" : "down";
     const same = now?.place === place;
     const direction = same ? ((now.down ? "down" : "up") === first ? other : null) : first;
-    remember({ [key]: direction && `${place}:${direction}` }); // a third press brings the first order back
+    remember({ [key]: direction && `${place}:${direction}` }); // the third click restores the original order
     draw();
   }
 
@@ -40,7 +40,7 @@ function dataTable({ name, title, columns, rows, notes = [], files = {}, limit =
     const sign = now.down ? -1 : 1;
     return [...rows].sort((a, b) => {
       const [first, second] = [value(a), value(b)];
-      if (first === null || second === null) return (first === null) - (second === null); // what is missing comes last
+      if (first === null || second === null) return (first === null) - (second === null); // missing values come last
       if (typeof first === "number" && typeof second === "number") return sign * (first - second);
       return sign * String(first).localeCompare(String(second), "en", { numeric: true });
     });
@@ -83,7 +83,7 @@ function dataTable({ name, title, columns, rows, notes = [], files = {}, limit =
       downloadButton("CSV", title, () => save(`${name}.csv`, "text/csv", csv(numbers().header, numbers().rows)))));
 }
 
-// A box around what scrolls, which shows whether there is more to the right.
+// A frame around a scrolling box, which shows whether there are more columns to the right.
 function framed(box) {
   const frame = h("div", { class: "frame" }, box);
   const look = () => {
@@ -102,7 +102,7 @@ function noteList(notes) {
   return h("details", { class: "more-notes" }, h("summary", null, `${notes.length} notes`), list(notes));
 }
 
-// Buttons inside cells are one stop of the tab key; arrow keys go from cell to cell.
+// The buttons inside cells are a single tab stop; arrow keys move from cell to cell.
 function rove(body) {
   const buttons = () => [...body.querySelectorAll("td button")];
   buttons().forEach((button, place) => (button.tabIndex = place ? -1 : 0));
@@ -142,7 +142,7 @@ function latex(grid) {
     "\\toprule",
     `${grid.header.map((word) => `\\textbf{${latexWords(word)}}`).join(" & ")} \\\\`,
     "\\midrule",
-    // A line that begins with [ or * would be an argument of the line before.
+    // A row that begins with [ or * would otherwise be an argument of the previous one.
     ...grid.rows.map((row) => `${row.map(latexWords).join(" & ").replace(/^(?=[[*])/, "{}")} \\\\`),
     "\\bottomrule",
     "\\end{tabular}}",
@@ -167,7 +167,7 @@ function markdown(grid) {
   return `${[`### ${plainMarkdown(grid.title)}`, "", ...lines, "", ...notes].join("\n").trimEnd()}\n`;
 }
 
-// A word that could be taken for a formula gets an apostrophe before it.
+// Put an apostrophe before a word that could be taken for a formula.
 const csvWord = (value) => (typeof value === "string" && /^[=+\-@\t\r]/.test(value)
   && !/^([+-]?\d+(\.\d+)?|-)$/.test(value) ? `'${value}` : String(value));
 

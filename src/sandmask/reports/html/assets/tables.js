@@ -43,7 +43,7 @@ function drawTables(main) {
 const someCell = (selection, has) => [...Object.values(selection.datasets), selection.averages].some((table) =>
   table.rows.some((row) => Object.values(row.cells).some(has)));
 const hasPaper = (selection) => someCell(selection, (cell) => cell.paper);
-// With the usual three trials none has an interval.
+// With the usual three trials, no cell has an interval.
 const hasIntervals = (selection) => someCell(selection, (cell) => cell.interval);
 
 const metricTitle = (selection, name) => selection.metrics?.[name]?.title ?? name[0].toUpperCase() + name.slice(1);
@@ -65,7 +65,7 @@ function confusionTables(selection, dataset, query) {
   });
 }
 
-// A table of words and numbers as the text report has it; numbers begin in column `first`.
+// A table of words and numbers, as in the text report. Numbers begin in column `first`.
 function wordsTable(name, grid, first) {
   const value = (words) => (words === "-" ? null : parseFloat(words.replace("<", "")));
   const columns = grid.header.map((title, place) => ({ title, numeric: place >= first }));
@@ -151,9 +151,9 @@ function tidy(rows, header) {
   };
 }
 
-// Cells of result tables: the words of the text report, set so that the eye finds the number first.
+// Cells of result tables: the text of the report, in which the number stands out.
 
-// `words` are the cell as text, `beside` with the paper's number; `cell` has the numbers.
+// `words` is the text of the cell, `beside` the same with the paper's number, and `cell` has the numbers.
 function resultCell({ words, beside, cell, best, open }) {
   const [, number, rest] = words.match(/^(\d+\.\d(?: ± \d+\.\d)?†?)?(.*)$/s);
   const paper = beside.slice(words.length).trim();
@@ -185,7 +185,7 @@ function hint(cell) {
   return lines.join("\n") || null;
 }
 
-// What a cell is made of: one line per trial, with the run that was selected.
+// A dialog with the content of a cell: one line per trial, with the run that was selected.
 function openCell(title, cell) {
   const dialog = document.getElementById("details");
   const close = () => dialog.close();

@@ -295,6 +295,10 @@ def test_the_command_of_any_run_is_printed(runs: list[RunRecord], tmp_path: Path
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", imported.spec.id])
     assert "was imported from domainbed. It can only be trained again there." in " ".join(done.stderr.split())
     assert done.exit_code == 2
+    adapted = replace(own, spec=replace(own.spec, options={"average": "sma", "soup": "t3a"}))
+    write_archive([adapted], tmp_path / "adapted.records.parquet")
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", adapted.spec.id])
+    assert (done.stdout, done.stderr) == (f"sandmask soup {tmp_path} --kind t3a --of sma\n", "")
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", "nothing"])
     assert "holds no runs whose id begins with 'nothing'. The page of --html lists" in done.stderr
 

@@ -12,7 +12,7 @@ from sandmask.api._progress import ShowProgress, choose_screen, one_by_one
 from sandmask.api._swept import Sweep, of_averages
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import write_record
+from sandmask.records import read_runs, write_record
 from sandmask.selection import spoken_soup
 from sandmask.sweeps import SOUPS, Candidates, Soup, candidates, expand, make_soup, parse_soups, why_not
 from sandmask.sweeps._soup import validation_of
@@ -103,6 +103,12 @@ def soup(
         made = make_soup(cell, kind, load(cell.spec.dataset), where)
         rows.append(_write(cell, made, Path(folder) / FOLDER))
     return of_averages(pd.DataFrame(rows, columns=list(COLUMNS)))
+
+
+def made_soups(folder: Path) -> tuple[str, ...]:
+    """The kinds of soups that were made of the models of a sweep."""
+    found = read_runs(folder / FOLDER) if (folder / FOLDER).is_dir() else []
+    return parse_soups(run.spec.options["soup"] for run in found)
 
 
 def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candidates]:

@@ -16,7 +16,7 @@ from sandmask.datasets import load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import measured
 from sandmask.selection import is_soup
-from sandmask.sweeps._t3a import SUPPORTS, t3a
+from sandmask.sweeps._t3a import SUPPORTS, Classified, t3a
 from sandmask.training import RunFolder, load_run, split_environment
 
 HERE = {"device": "cpu", "workers": 1, "calibrate": False, "progress": False}
@@ -157,6 +157,16 @@ def test_of_ties_the_model_that_reports_select_adapts(tmp_path: Path) -> None:
     assert selected is not None
     adapted = RunFolder(Path(made["folder"])).record().spec.hparams
     assert {name: adapted[name] for name in selected.run.spec.hparams} == selected.run.spec.hparams
+
+
+def test_a_model_whose_features_overflow_can_adapt(folder: Path) -> None:
+    run = load_run(folder, run=Sweep.read(folder).models()["run"].iloc[0])
+    state = {**run._state, "params": run._state["params"] * 1e30}
+    data = load_dataset("DebugVector")
+    plain = Classified.by(run._algorithm, state, data, run.spec)
+    assert not plain.features.isfinite().all()
+    adapted = plain.adapted(0).inputs(torch.arange(len(data.labels)))
+    assert adapted.isfinite().all()
 
 
 def test_the_command_counts_each_kind_by_its_name(folder: Path) -> None:

@@ -67,7 +67,7 @@ def _scores(tables: Mapping[str, Table]) -> _Scores:
 def _ranks(methods: Sequence[str], scores: _Scores, reference: str) -> tuple[dict[str, float], int]:
     """Return mean ranks over the baseline's cells (means over trials), and the number of these cells.
 
-    Only methods with a number in all of these cells are ranked. Soups, which combine many runs, are not ranked.
+    Only methods with a number in all of these cells are ranked. Soups, ensembles and adapted models are not ranked.
     """
     means = {method: _cell_means(scores[method]) for method in methods}
     cells = sorted(means.get(reference, {}))

@@ -62,6 +62,7 @@ class Classified:
         logits = torch.empty_like(self.logits)
         for members in self.splits():
             logits[members] = t3a(self.features[members], self.logits[members], self.weight, self.of_weight, supports)
+        logits = logits.nan_to_num(0.0, 0.0, 0.0)  # features may overflow; inputs of datasets are finite
         data, bounds = self.dataset, self.dataset.bounds
         parts = [(logits[i:j], data.labels[i:j]) for i, j in pairwise(bounds)]
         adapted = TensorDataset(data.name, data.environments, data.classes, parts)

@@ -39,8 +39,6 @@ def tuned(algorithm: Algorithm, state: State, plain: Classified) -> Iterator[tup
         for members in plain.splits():
             found = _tune(algorithm, state["params"], plain, members, rate * lr, penalty)
             features[members], logits[members] = map(torch.cat, zip(*found, strict=True))
-        # If the network diverges, its predictions are equal, and other settings are better.
-        features, logits = (numbers.nan_to_num(0.0, 0.0, 0.0) for numbers in (features, logits))
         yield {"unidg_rate": rate, "unidg_penalty": penalty}, replace(plain, features=features, logits=logits)
 
 

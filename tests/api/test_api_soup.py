@@ -205,6 +205,20 @@ def test_what_cannot_be_combined_is_said_in_a_line(folder: Path, tmp_path: Path)
         sandmask.soup(tmp_path)
 
 
+def test_models_of_files_that_have_changed_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {**ASKED, "datasets": tmp_path / "data.npz", "averages": None, "n_hparams": 1, "test_envs": ["b"]}
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        arrays: dict[str, Any] = {"inputs": rng.normal(size=(60, 4)).astype("f4"), "class": rng.integers(0, 2, 60)}
+        np.savez(tmp_path / "data.npz", domain=np.repeat(["a", "b", "c"], 20), **arrays)
+        if seed:
+            with pytest.raises(SandmaskError, match=r"No soup of data-\w+ is possible: its files have changed since"):
+                sandmask.soup(tmp_path / "sweep", device="cpu")
+        sandmask.sweep(tmp_path / "sweep", **asked, **HERE)
+        assert len(sandmask.soup(tmp_path / "sweep", "ensemble", device="cpu")) == 1
+    assert "No soup of data-" in capsys.readouterr().err
+
+
 def test_runs_are_not_judged_by_the_examples_that_they_trained_on(tmp_path: Path) -> None:
     full = SweepSpec(("DebugVector",), ("ERM",), hparams={"full_data": 1})
     write_sweep(full, tmp_path / "sweep.toml")

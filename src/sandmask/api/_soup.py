@@ -91,9 +91,11 @@ def soup(
     def load(name: str) -> Dataset:
         return load_dataset(sources[name], data_dir, **allowed)
 
-    possible = [(cell, *_possible(cell, chosen)) for cell in found]
+    changed = dict.fromkeys(cell.spec.dataset for cell in found if cell.spec.dataset not in sources)
+    possible = [(cell, *_possible(cell, chosen)) for cell in found if cell.spec.dataset in sources]
     soups = [(cell, kind) for cell, kinds, _ in possible for kind in kinds]
-    notes = list(dict.fromkeys(note for *_, refused in possible for note in refused))
+    notes = [f"No soup of {name} is possible: its files have changed since its runs were trained." for name in changed]
+    notes += dict.fromkeys(note for *_, refused in possible for note in refused)
     if not soups:
         raise SandmaskError(" ".join(notes))
     for note in notes:

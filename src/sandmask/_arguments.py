@@ -108,7 +108,7 @@ def _name(value: Any) -> Any:
 
 
 def _one_or_more(check: Check) -> Check:
-    """A list of one value or of several, each checked."""
+    """Return a check that accepts one value or several, and returns a list."""
 
     def checked_list(value: Any) -> list[Any]:
         if isinstance(value, bytes):

@@ -25,7 +25,7 @@ def replacing(path: Path, *, durable: bool = False, suffix: str = "") -> Iterato
     processes that were killed while they wrote the same path are removed. Errors name `path`, see `naming`.
 
     :param durable: return only when the content and the name are on the disk, so that they survive a power cut.
-    :param suffix: how the temporary name ends, for writers that look at it.
+    :param suffix: ending of the temporary name, for writers that depend on it.
     """
     if path.exists() and not path.is_file():
         with naming(path):
@@ -53,7 +53,7 @@ def replacing(path: Path, *, durable: bool = False, suffix: str = "") -> Iterato
 
 @contextmanager
 def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Give errors that name no file, such as a full disk, or the temporary one the name that the user knows."""
+    """Put the name of `path` into errors that name no file, such as a full disk, or that name the temporary file."""
     try:
         yield
     except OSError as error:
@@ -128,9 +128,9 @@ def remove_abandoned(folder: Path, name: str = "*") -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Whether there is a process with this number; True if that cannot be found out."""
+    """Whether there is a process with this id; True if this cannot be determined."""
     if os.name != "posix":
-        return True  # there, a signal would end it
+        return True  # on Windows, `os.kill` would end the process
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -141,7 +141,7 @@ def is_alive(process: int) -> bool:
 
 
 def lock(file: FileIO, *, wait: bool = False) -> bool:
-    """Take the exclusive lock of an open file, until the file is closed; return False if it is taken.
+    """Take the exclusive lock of an open file until the file is closed. Return False if somebody else has it.
 
     It uses `flock`, which unlike `lockf` also excludes a second holder in the same process, and is not released by
     reading the file elsewhere in the process. On Windows, which has no such locks, nothing is locked. If the file

@@ -7,7 +7,7 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Bytes of main memory that this process can still allocate; None if the system does not tell."""
+    """Bytes of main memory that this process can still allocate; None if the system does not report it."""
     limits = (read_accounts(_PROC / "meminfo", "MemAvailable"), *_free_in_groups())
     known = [free for free in limits if free is not None]
     return max(min(known), 0) if known else None
@@ -19,7 +19,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on: those of the machine, or of a job that a batch system binds to some."""
+    """The number of cores that this process may run on, which a batch system may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -30,7 +30,7 @@ def read_accounts(file: Path, name: str) -> int | None:
 
 
 def _free_in_groups() -> list[int | None]:
-    """The memory left in the control group of the process and in each group above it, which may have limits, too."""
+    """The memory left in the control group of the process and in each group above it, which may also have limits."""
     free: list[int | None] = []
     for line in _lines(_PROC / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -66,5 +66,5 @@ def _lines(path: Path) -> list[str]:
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such limit, or "max"
+    except (OSError, ValueError):  # there is no limit, or it is "max"
         return None

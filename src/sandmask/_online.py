@@ -21,7 +21,7 @@ def answers(address: str) -> bool:
             timeout=SECONDS_TO_ANSWER,
         ).close()
     except urllib.error.HTTPError:
-        return True  # an error is an answer, too
+        return True  # an error is also an answer
     except (OSError, ValueError):
         return False
     return True

@@ -28,7 +28,7 @@ _tracing = False
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Within this context, operations are recorded: all have to be torch's own, since kernels would not be noticed."""
+    """Within this context, operations are recorded. Kernels are not used, because they would not be recorded."""
     global _tracing  # noqa: PLW0603 - tracing is a state of the process
     before, _tracing = _tracing, True
     try:
@@ -83,17 +83,17 @@ class _OnAllRuns(Function):
 
 
 class RunsFunction(Function):
-    """A differentiable function of the tensors of all K runs: from a function of one run, `vmap` calls it once."""
+    """A differentiable function of the tensors of all K runs, which `vmap` over a function of one run calls once."""
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        """Call the function with the tensors of all runs; in its outputs, the runs come first, too."""
+        """Call the function with the tensors of all runs. In its outputs, the runs are also the leading dimension."""
         outputs = cls.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
         return outputs, 0 if isinstance(outputs, Tensor) else (0,) * len(outputs)
 
 
 def apply_to_runs(function: type[Function], tensors: Sequence[Tensor | None], how: Sequence[Any]) -> Tensor:
-    """The first output of a function of K runs' tensors: inside of `vmap` as it is, outside for a stack of one run."""
+    """The first output of a function of the tensors of K runs. Outside of `vmap`, the tensors are those of one run."""
     inside = in_vmap()
     given = tensors if inside else [tensor if tensor is None else tensor.unsqueeze(0) for tensor in tensors]
     outputs = function.apply(*given, *how)  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ def apply_to_runs(function: type[Function], tensors: Sequence[Tensor | None], ho
 
 
 def leading(n_runs: int, dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[Any]:
-    """Tensors with their batch dimension first; shared ones are expanded, and other values are left unchanged."""
+    """Move the batch dimension of tensors to the front. Shared tensors are expanded; other values stay as they are."""
 
     def lead(dim: int | None, value: Any) -> Any:
         if not isinstance(value, Tensor) or dim == 0:

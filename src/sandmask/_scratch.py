@@ -10,8 +10,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-LARGEST = 2**22  # numbers in a kept buffer, for each thread, use and dtype
-_FREED = 31 * 2**20  # bytes; blocks of over 32 MB do not count
+LARGEST = 2**22  # largest number of elements in a buffer; each thread, use and dtype has its own
+_FREED = 31 * 2**20  # bytes; larger blocks, of over 32 MB, have no effect
 
 
 class _Kept(threading.local):
@@ -38,7 +38,7 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def scratch_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, where b has all leading dimensions; on a CPU in memory that the thread's next such product overwrites."""
+    """Return a @ b, where b has all leading dimensions. On a CPU, the next such product of the thread overwrites it."""
     if a.device.type != "cpu":
         return a @ b
     return torch.matmul(a, b, out=scratch("products", (*b.shape[:-2], a.shape[-2], b.shape[-1]), a.dtype))
@@ -46,10 +46,10 @@ def scratch_product(a: Tensor, b: Tensor) -> Tensor:
 
 @cache
 def _raise_trim_threshold() -> None:
-    """Free a large block, which was never written to, once in a process.
+    """Make glibc keep more free memory, by freeing a large block once in a process. The block is never written to.
 
-    Of the memory that is free at the end of its heap, glibc keeps twice the size of the largest block that was freed
-    before (`man mallopt`, M_MMAP_THRESHOLD). The tensors of a small model's step are more than that: their memory goes
-    back to the system, and the next step causes a page fault for each page.
+    At the end of its heap, glibc keeps free memory up to twice the size of the largest block that was freed before
+    (`man mallopt`, M_MMAP_THRESHOLD). By default, the tensors of a step of a small model are larger than this: their
+    memory goes back to the system, and the next step causes a page fault for each page.
     """
     torch.empty(_FREED, dtype=torch.uint8)

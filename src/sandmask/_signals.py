@@ -60,7 +60,7 @@ def sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
-SLOW_SECONDS = 0.5  # since the last look at the signals: one that arrives now is said to wait
+SLOW_SECONDS = 0.5  # after the last check for signals, from which on a message says that Ctrl-C has to wait
 _arrived: list[int] = []  # deferred signals
 _looked = [0.0]  # when `stop_requested` was last called
 
@@ -70,9 +70,9 @@ def deferred(*numbers: int) -> Iterator[None]:
     """Hold back these signals during the block, and deliver them to their former handlers at its end.
 
     Code in the block checks `stop_requested` between steps, saves its work and returns: a batch system sends SIGTERM to
-    all processes of a job some seconds before it kills them. A second Ctrl-C interrupts at once; during a long step, as
-    the first one with a compiler is, the first Ctrl-C prints a line that says so. Outside the main thread, where Python
-    allows no handlers, this context does nothing.
+    all processes of a job some seconds before it kills them. A second Ctrl-C interrupts at once; during a long step,
+    such as the first one with a compiler, the first Ctrl-C prints a line that says so. Outside the main thread, where
+    Python allows no handlers, this context does nothing.
 
     :param numbers: the signals, such as `signal.SIGTERM`.
     """
@@ -96,12 +96,12 @@ def _defer(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt
     _arrived.append(number)
     if number == signal.SIGINT and time.monotonic() - _looked[0] > SLOW_SECONDS and is_first():
-        with suppress(RuntimeError):  # Python refuses it where the signal interrupted another print
+        with suppress(RuntimeError):  # Python refuses this if the signal interrupted another print
             tell("Finishing the current step. Press Ctrl-C again to stop now.")
 
 
 def stop_requested() -> int:
-    """Return the deferred signal that has arrived, and 0 if there is none."""
+    """Return the deferred signal that has arrived, or 0 if there is none."""
     _looked[0] = time.monotonic()
     return _arrived[0] if _arrived else 0
 
@@ -109,7 +109,7 @@ def stop_requested() -> int:
 def drop_signals() -> None:
     """Drop deferred signals that have arrived, and SIGTERM until `sigterm_raises` is left.
 
-    The work stops for another reason, which is to be told instead.
+    Call this if the work stops for another reason, which is reported instead.
     """
     _arrived.clear()
     _raises.clear()

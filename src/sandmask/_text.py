@@ -21,12 +21,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """`printable` for a text of several lines, whose line breaks stay."""
+    """`printable` for a text of several lines. Line breaks are kept."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def _escaped(letter: str) -> str:
-    if 0xDC80 <= ord(letter) <= 0xDCFF:  # how Python spells a byte that is not valid UTF-8
+    if 0xDC80 <= ord(letter) <= 0xDCFF:  # how Python represents a byte that is not valid UTF-8
         return f"\\x{ord(letter) - 0xDC00:02x}"
     return letter.encode("unicode_escape").decode("ascii")
 
@@ -55,7 +55,7 @@ def duration(seconds: float | None) -> str:
 
 
 def in_shell(path: str | os.PathLike[str]) -> str:
-    """A path as it is typed in a shell, for commands to copy."""
+    """Quote a path for a shell, for commands to copy."""
     return printable(shlex.quote(os.fspath(path)))
 
 

@@ -9,7 +9,7 @@ from sandmask.errors import SandmaskError
 
 _TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PATIENCE = timedelta(seconds=5)  # for an answer of torchrun
-_said: set[str] = set()  # by this process
+_said: set[str] = set()  # printed by this process
 
 
 class LostProcessError(SandmaskError):
@@ -31,15 +31,15 @@ def is_first() -> bool:
 
 
 def say_once(text: str) -> None:
-    """Print a line on standard error, once if several processes say the same."""
+    """Print a line on standard error, only once if several processes print the same line."""
     if first_to_say(text):
         tell(text)
 
 
 def first_to_say(text: str) -> bool:
-    """Return whether nobody has said this text: neither this process nor another one that torchrun started.
+    """Return whether neither this process nor another one that torchrun started has printed this text.
 
-    The processes ask torchrun, which outlives them. Where it does not answer, the first process is the one to say it.
+    The processes ask torchrun, which outlives them. If it does not answer, only the first process prints it.
 
     :param text: the line.
     """

@@ -70,7 +70,7 @@ class MaskLogger:
 
     :param tensorboard: a folder for event files; needs the extra `tensorboard`.
     :param csv: a file to append lines `step,name,value` to.
-    :param every: write every n-th report, from the first on.
+    :param every: write only the reports of steps whose number is a multiple of `every`.
     :param bins: number of bins of the histograms of agreement.
     :param per_tensor: also write the figures of each tensor, not only those of `all`.
     :param start: number of the first step, if training is resumed.
@@ -91,12 +91,12 @@ class MaskLogger:
         self.every, self.bins, self.per_tensor = every, bins, per_tensor
         self.step = start
         self.rows: list[dict[str, float]] = []
-        """The rows, if neither a file nor TensorBoard was given."""
+        """The written reports, if neither a CSV file nor TensorBoard was given."""
         self._writer = None if tensorboard is None else open_tensorboard(tensorboard, purge_step=start or None)
         self._table: Path | None = None if csv is None else Path(csv)
 
     def __call__(self, report: MaskReport) -> None:
-        """Count a step, and write its report if it is one of every `every`."""
+        """Count a step, and write its report if its number is a multiple of `every`."""
         if self.step % self.every == 0:
             self._write(report_figures(report, self.bins, per_tensor=self.per_tensor))
         self.step += 1

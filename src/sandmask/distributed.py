@@ -5,9 +5,9 @@ Each process holds the same model, computes the losses of its own environments, 
     sandmask.distributed.backward(losses_of_this_process, model.named_parameters(), mask)
 
 after which `.grad` is the same in every process, and equal to what one process with all environments
-computes. Processes may have different numbers of environments, also none, as long as there are two in all.
-Counts, sums of signs, means and sums of squared deviations can be added up over processes exactly. Two
-buffers of the model's size are added up in a first all-reduce, one in a second.
+computes. Processes may have different numbers of environments, even none, as long as there are at least two
+in total. Counts, sums of signs, means and sums of squared deviations can be added up over processes exactly.
+One all-reduce adds up signs and means, and a second one squared deviations; large models take several of each.
 
 The call is short for `sandmask.backward(..., processes="merge")`. The model may be wrapped in
 `DistributedDataParallel`, which then copies it to all processes but does not average gradients: it does so

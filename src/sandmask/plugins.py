@@ -109,7 +109,7 @@ def _load_file(path: Path) -> None:
     sys.modules[name] = module  # before it runs, because dataclasses and pickle look up their module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a script that exits would end the command, as if all were well
+    except (Exception, SystemExit) as error:  # a script that calls sys.exit() would end the command silently
         del sys.modules[name]
         where = f"{path}, line {_line(error, resolved)}"
         raise SandmaskError(f"The plugin {where} failed: {described(error)}") from error

@@ -228,8 +228,10 @@ def test_the_precision_follows_the_devices_of_workers(
 
 def test_another_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:
     sandmask.sweep(tmp_path, **{**ASKED, "n_hparams": 1, "algorithms": "ERM"}, **HERE)
-    with pytest.raises(sandmask.SandmaskError, match="steps is 5 there, 6 was asked for"):
+    with pytest.raises(sandmask.SandmaskError, match="steps is 5 there, but 6 was requested"):
         sandmask.sweep(tmp_path, steps=6, **HERE)
+    with pytest.raises(sandmask.SandmaskError, match="--only trains some of them"):
+        sandmask.sweep(tmp_path, algorithms="IRM", **HERE)
     with pytest.raises(sandmask.SandmaskError, match="holds no sweep"):
         Sweep.read(tmp_path / "elsewhere")
 
@@ -245,3 +247,5 @@ def test_slow_and_starting_stacks_in_the_view() -> None:
     assert lines[1] == "0/3 runs done, 2 running in 2 stacks, 0.25 run-steps/s, 2 min left"
     assert "0.25 run-steps/s" in lines[2]
     assert "starting" in lines[3]
+    both = _plain(SweepStatus(2, 0, 2, 20, 0, 0.0, (new, new), ())).splitlines()
+    assert both[1] == "0/2 runs done, 2 running in 2 stacks, starting"

@@ -30,4 +30,4 @@ def test_demo_prints_a_table_and_draws_a_picture(tmp_path: Path, monkeypatch: py
     assert result.stdout.splitlines()[1:-1] == again.stdout.splitlines()[1:-1]  # nothing was trained anew
     other = CliRunner().invoke(app, ["demo", "--steps", "3", "--out", str(out)])
     assert other.exit_code == 2
-    assert "steps is 2 there, 3 was asked for" in other.stderr
+    assert "steps is 2 there, but 3 was requested" in other.stderr

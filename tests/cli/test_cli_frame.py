@@ -266,7 +266,7 @@ def test_every_command_explains_itself_and_single_ones_with_an_example(line: Com
     [
         (OSError(errno.EROFS, "Read-only file system", "runs/a"), "error: runs/a: Read-only file system.\n"),
         (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device.\n"),
-        (FileExistsError(errno.EEXIST, "File exists", "a.txt"), "error: a.txt: a file, where a folder should be.\n"),
+        (FileExistsError(errno.EEXIST, "File exists", "a.txt"), "error: a.txt: this is a file, not a folder.\n"),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a.txt/b"), "error: a.txt/b: Not a directory.\n"),
     ],
 )

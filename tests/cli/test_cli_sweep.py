@@ -74,7 +74,7 @@ def test_the_folder_remembers_and_more_extends_it(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["done"] == 24
     assert not result.stderr
     refused = run("run", tmp_path, "--n-trials", "1", *HERE, code=2)
-    assert "n_trials is 2 there, 1 was asked for" in refused.stderr
+    assert "n_trials is 2 there, but 1 was requested" in refused.stderr
     assert "n_trials is 2 there" in run("plan", tmp_path, "--n-trials", "1", "--no-calibrate", *HERE).stdout
     assert len(read_runs(tmp_path)) == 24
 

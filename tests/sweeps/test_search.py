@@ -16,6 +16,7 @@ from sandmask.datasets import load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.hparams import Choice, Constant, Hparam, IntLogUniform, IntUniform, LogUniform, Uniform
 from sandmask.records import RunRecord, read_runs
+from sandmask.records._archive import write_archive
 from sandmask.records.testing import assert_same_runs
 from sandmask.reports import build_report
 from sandmask.selection import method_names
@@ -163,6 +164,63 @@ def test_runs_whose_records_were_lost_are_trained_again(
     for archive in folder.stacks.glob("*.records.parquet"):
         archive.unlink()
     assert_same_runs(go(folder, sweep).values(), read_runs(searched.path))
+
+
+def test_pruned_runs_whose_records_were_lost_are_trained_up_to_their_last_evaluation(
+    folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec
+) -> None:
+    shutil.copytree(searched.path, folder.path)
+    for archive in folder.stacks.glob("*.records.parquet"):
+        if "pruned" in {run.status for run in read_runs(archive)}:
+            archive.unlink()
+    assert len(records(folder)) < 12
+    assert_same_runs(go(folder, sweep).values(), read_runs(searched.path))
+
+
+def test_records_of_another_search_below_the_folder_change_nothing(
+    folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec
+) -> None:
+    """Their runs have the same draws, and another network."""
+    folder.stacks.mkdir(parents=True)
+    runs = list(read_runs(searched.path))
+    others = [replace(run, spec=replace(run.spec, hparams={**run.spec.hparams, "mlp_width": 4})) for run in runs]
+    write_archive(others, folder.path / "stacks.old.records.parquet")
+    go(folder, sweep)
+    assert_same_runs(read_runs(folder.stacks), runs)
+
+
+def test_runs_without_a_journal_and_a_record_are_proposed_again(
+    folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec
+) -> None:
+    shutil.copytree(searched.path, folder.path)
+    folder.journal.unlink()
+    (lost,) = (
+        file
+        for file in folder.stacks.glob("*.records.parquet")
+        if {3, 4, 5} == {run.spec.hparams_seed for run in read_runs(file)}
+    )
+    lost.unlink()
+    found = go(folder, sweep)
+    assert sorted(found) == list(range(12))
+    assert_same_runs(
+        (run for run in found.values() if run.spec.hparams_seed not in {3, 4, 5}),
+        (run for number, run in records(searched).items() if number not in {3, 4, 5}),
+    )
+
+
+def test_a_fifth_of_the_runs_is_proposed_at_a_time_and_others_in_place_of_failed_ones(
+    folder: SweepFolder, sweep: SweepSpec
+) -> None:
+    folder.stacks.mkdir(parents=True)
+    search = Search(folder, sweep, expand(sweep))
+    first = search.propose()
+    assert len(first) == search.at_a_time == 3
+    assert search.propose() == first
+    more = search.propose({first[1].id})
+    assert more[:3] == first
+    assert len(more) == 4
+    assert search.runs()[:4] == tuple(more)
+    assert Search(folder, sweep, expand(sweep)).runs() == search.runs()
 
 
 def test_a_search_never_sees_the_held_out_environment(

@@ -24,7 +24,7 @@ from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, SweepStatus, exp
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps import _locks as locks_module
 from sandmask.sweeps._locks import claim, claims, turn
-from sandmask.sweeps._status import _read_json
+from sandmask.sweeps._progress import read_json
 from sandmask.sweeps.executors import InlineExecutor, WorkerExecutor
 from sandmask.training import train_stack
 
@@ -229,7 +229,7 @@ def test_sigterm_to_the_whole_process_group_ends_workers_after_they_have_saved(
     driver = start_program("sweep", "run", str(folder.path), *f"{asked} {small} {options}".split(), stderr=said)
 
     def trained() -> int:
-        return sum((_read_json(path) or {}).get("done", 0) > 0 for path in folder.stacks.glob("*.progress.json"))
+        return sum((read_json(path) or {}).get("done", 0) > 0 for path in folder.stacks.glob("*.progress.json"))
 
     deadline = time.monotonic() + 120
     while trained() < 2:

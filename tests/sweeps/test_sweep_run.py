@@ -262,7 +262,8 @@ def test_workers_that_never_live_are_given_up_and_losses_in_a_row_are_one_line(
     result = go(folder, small_sweep(), executor=Dead, notice=notices.append)
     assert len(notices) == 1
     assert (result.done, len(result.failed)) == (0, 12)
-    assert set(result.failed.values()) == {"workers were lost 21 times in a row, at last by BrokenProcessPool: killed"}
+    reason = "workers were lost 21 times in a row, most recently by BrokenProcessPool: killed"
+    assert set(result.failed.values()) == {reason}
 
 
 def test_one_lost_worker_is_one_loss_however_many_stacks_waited(folder: SweepFolder, small_sweep: Make) -> None:

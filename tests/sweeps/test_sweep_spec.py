@@ -90,12 +90,12 @@ def test_more_of_the_same_extends_a_folder(folder: SweepFolder, small_sweep: Mak
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"n_hparams": 1}, "n_hparams is 2 there, 1 was asked for"),
-        ({"algorithms": ("ERM",)}, "algorithms is ERM,SANDMask there, ERM was asked for"),
-        ({"test_envs": ("a",)}, "test_envs is all there, a was asked for"),
-        ({"steps": None}, "steps is 7 there, the default was asked for"),
+        ({"n_hparams": 1}, "n_hparams is 2 there, but 1 was requested"),
+        ({"algorithms": ("ERM",)}, "algorithms is ERM,SANDMask there, but ERM was requested"),
+        ({"test_envs": ("a",)}, "test_envs is all there, but a was requested"),
+        ({"steps": None}, "steps is 7 there, but the default was requested"),
         ({"hparams": {}}, "hparams is mlp_width=8"),
-        ({"metrics": ("f1",)}, "metrics is nothing there, f1 was asked for"),
+        ({"metrics": ("f1",)}, "metrics is nothing there, but f1 was requested"),
     ],
 )
 def test_less_or_something_else_is_refused(

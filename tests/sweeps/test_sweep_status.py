@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from sandmask.records import RunSpec
-from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, SweepStatus, _status, expand, run_sweep, sweep_status
+from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, SweepStatus, _progress, expand, run_sweep, sweep_status
 from sandmask.sweeps._locks import claim
+from sandmask.sweeps._progress import ProgressWriter, read_json, write_json
 from sandmask.sweeps._stacks import stack_id
-from sandmask.sweeps._status import StackProgress, write_work
+from sandmask.sweeps._status import write_work
 from sandmask.sweeps.executors import InlineExecutor
 from sandmask.training import Progress
 
@@ -26,9 +27,9 @@ def runs(small_sweep: Make) -> tuple[RunSpec, ...]:
     return expand(small_sweep()).runs
 
 
-def progress_of(folder: SweepFolder, specs: Sequence[RunSpec]) -> StackProgress:
+def progress_of(folder: SweepFolder, specs: Sequence[RunSpec]) -> ProgressWriter:
     folder.stacks.mkdir(parents=True, exist_ok=True)
-    return StackProgress(folder, stack_id(specs), specs, device="cpu", stop=lambda: False)
+    return ProgressWriter(folder, stack_id(specs), specs, device="cpu", stop=lambda: False)
 
 
 @pytest.fixture
@@ -90,17 +91,17 @@ def test_start_up_is_no_part_of_the_rate(
     folder: SweepFolder, runs: Sequence[RunSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr(_status, "time", SimpleNamespace(monotonic=lambda: clock[0], time=lambda: 0.0))
+    monkeypatch.setattr(_progress, "time", SimpleNamespace(monotonic=lambda: clock[0], time=lambda: 0.0))
     progress = progress_of(folder, runs[:2])
     follow = progress.follow(runs[:2])
     rates = []
     for done, seconds in enumerate((9.0, 0.0, 8.0, 7.0, 2.0, 2.0), 1):
         clock[0] += seconds
         follow(Progress(done, 10))
-        rates.append((_status._read_json(progress.path) or {})["rate"])
+        rates.append((read_json(progress.path) or {})["rate"])
     assert rates == [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
     progress.follow(runs[:1])(Progress(1, 10))  # a part, where memory is short
-    assert (_status._read_json(progress.path) or {})["runs"] == 1
+    assert (read_json(progress.path) or {})["runs"] == 1
 
 
 def go(folder: SweepFolder, sweep: SweepSpec, **arguments: Any) -> None:
@@ -113,7 +114,7 @@ def test_the_driver_writes_the_work_of_missing_runs(folder: SweepFolder, small_s
     go(folder, small_sweep(n_hparams=1), work=lambda _: 1.0)
     old = {run.id for run in expand(small_sweep(n_hparams=1)).runs}
     go(folder, small_sweep(), work=lambda spec: float(spec.hparams_seed))
-    assert (_status._read_json(folder.work) or {})["runs"] == {
+    assert (read_json(folder.work) or {})["runs"] == {
         run.id: 1.0 for run in expand(small_sweep()).runs if run.id not in old
     }
 
@@ -137,7 +138,7 @@ def swept(folder: SweepFolder, small_sweep: Make) -> Callable[[], SweepStatus]:
 def files(folder: SweepFolder, algorithm: str) -> list[Path]:
     """The progress files of an algorithm."""
     found = folder.stacks.glob("*.progress.json")
-    return [path for path in found if (_status._read_json(path) or {})["algorithm"] == algorithm]
+    return [path for path in found if (read_json(path) or {})["algorithm"] == algorithm]
 
 
 def test_deleted_records_have_no_standing(
@@ -158,8 +159,21 @@ def test_deleted_records_have_no_standing(
 
 def test_of_a_run_in_two_stacks_the_later_one_counts(folder: SweepFolder, swept: Callable[[], SweepStatus]) -> None:
     whole = swept().standings
-    data = _status._read_json(files(folder, "ERM")[0]) or {}
+    data = read_json(files(folder, "ERM")[0]) or {}
     better = [{**cell, "value": 2.0, "held_out": 2.0} for cell in data["cells"]]
     for updated, is_same in ((0.0, True), (data["updated"] + 1, False)):
-        _status._write_json(folder.progress("other"), {**data, "stack": "other", "cells": better, "updated": updated})
+        write_json(folder.progress("other"), {**data, "stack": "other", "cells": better, "updated": updated})
         assert (swept().standings == whole) is is_same
+
+
+@pytest.mark.parametrize(("values", "best"), [((0.5, 0.6), 1), ((0.6, 0.5), 0), ((0.6, 0.6), 1)])
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_best_draw_counts_and_of_equal_ones_the_last(
+    folder: SweepFolder, swept: Callable[[], SweepStatus], values: tuple[float, float], best: int, order: int
+) -> None:
+    for path in files(folder, "ERM"):
+        data = read_json(path) or {}
+        cells = [{**cell, "value": values[cell["draw"]], "held_out": cell["draw"]} for cell in data["cells"][::order]]
+        write_json(path, {**data, "cells": cells})
+    row = swept().standings[0]
+    assert (row.algorithm, row.accuracy, row.cells) == ("ERM", best, 3)

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from sandmask.cli._app import app
 from sandmask.records import RunSpec
-from sandmask.sweeps import JobOptions, SweepFolder, SweepResult, SweepSpec, _status, expand, run_sweep
+from sandmask.sweeps import JobOptions, SweepFolder, SweepResult, SweepSpec, _progress, expand, run_sweep
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps._job import Job, _work_left
-from sandmask.sweeps._status import MARGIN, StackProgress, expected_seconds
+from sandmask.sweeps._progress import MARGIN, ProgressWriter, expected_seconds
 from sandmask.sweeps.executors import InlineExecutor
 from sandmask.training import train_stack
 from sandmask.training.checkpoint import save_tree
@@ -83,7 +83,7 @@ def test_a_stack_is_cut_off_with_a_checkpoint(
         return train_stack(*args, on_progress=watching, **options)
 
     monkeypatch.setattr(job_module, "train_stack", train)
-    monkeypatch.setattr(_status, "WRITE_SECONDS", -1.0)
+    monkeypatch.setattr(_progress, "WRITE_SECONDS", -1.0)
     result = go(folder, sweep, ends)
     assert (result.done, result.left, result.failed) == (0, 4, {})
     (checkpoint,) = folder.stacks.glob("*.checkpoint.safetensors")
@@ -123,7 +123,7 @@ def test_the_time_of_a_stack_is_that_of_its_algorithm_in_this_session(folder: Sw
     erm, _, sand, _ = expand(small_sweep(test_envs=("0",))).runs
 
     def done(name: str, spec: RunSpec, session: str, work: float, seconds: float, state: str = "done") -> None:
-        progress = StackProgress(folder, name, [spec], device="cpu", stop=lambda: False, session=session, work=work)
+        progress = ProgressWriter(folder, name, [spec], device="cpu", stop=lambda: False, session=session, work=work)
         progress._began -= seconds
         progress.write(state, done=7)
 

@@ -184,7 +184,7 @@ def test_a_sweep_file_keeps_the_limit(tmp_path: Path) -> None:
     write_sweep(sweep, tmp_path / "sweep.toml")
     assert SweepSpec(**read_sweep(tmp_path / "sweep.toml")) == sweep
     assert refused_changes(sweep, replace(sweep, train_eval_limit=None)) == [
-        f"train_eval_limit is {LIMIT} there, the default was asked for"
+        f"train_eval_limit is {LIMIT} there, but the default was requested"
     ]
 
 

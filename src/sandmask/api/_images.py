@@ -1,4 +1,4 @@
-"""List images, and decode each image once, before `sandmask.train` and `sandmask.sweep` train."""
+"""Lists of images, and a check that each can be decoded, before `sandmask.train` and `sandmask.sweep` train."""
 
 from collections.abc import Iterable
 
@@ -9,20 +9,20 @@ from sandmask.sweeps import Expansion, JobOptions
 
 
 def allowances(*, skip_corrupt: bool, allow_missing_classes: bool) -> dict[str, bool]:
-    """The options to load a dataset of images with; other datasets have no such options."""
+    """The options to load a dataset with that are turned on. Only datasets of images have these options."""
     given = {"skip_corrupt": skip_corrupt, "allow_missing_classes": allow_missing_classes}
     return {name: wanted for name, wanted in given.items() if wanted}
 
 
 def announce(dataset: Dataset, screen: Screen) -> None:
-    """Say how many images there are of each environment and class, and which files are not used."""
+    """Print how many images each environment and class has, and which files are not used."""
     if isinstance(dataset, ImageDataset) and screen != "none":
         for line in take_inventory(dataset).lines():
             say_on(screen, line)
 
 
 def check_images(dataset: Dataset, screen: Screen, *, keep: bool, ranks: Ranks = ALONE) -> None:
-    """Decode every image, with a bar in a terminal; a corrupt one is an error. Several processes divide them."""
+    """Decode every image, with a bar in a terminal. A corrupt image is an error. Processes divide the images."""
     if not isinstance(dataset, ImageDataset):
         return
     among = slice(None) if ranks.size == 1 else ranks.share(len(dataset.labels))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ARRAYS = (".npy", ".npz", ".csv")
 FILES_AT_ONCE = 64
-_LARGE = 2**53  # above, float64 does not have every integer
+_LARGE = 2**53  # float64 cannot represent every larger integer
 
 
 @dataclass
@@ -57,7 +57,7 @@ def predict(
     :param run: a trained run: what `train` or `load_run` returned, its folder, or its model.safetensors.
     :param files: images; arrays as .npy, .npz or .csv; folders with them; or manifests, which list images.
     :param top: number of classes for each example, the likeliest first.
-    :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.
+    :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one. What `load_run` returned stays on its device.
     :return: a row for each example and class, with the columns file, row (missing if the file holds one example), rank
         (from 1), class and probability.
     """
@@ -88,7 +88,7 @@ def predict_files(run: TrainedRun, files: Sequence[Path], top: int) -> Predictio
 
 
 def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Iterator[Path]:
-    """The files, with the files in a folder or listed by a manifest in place of it."""
+    """The files. Folders and manifests are replaced by the files in them."""
     is_image = run.info.preprocessing.kind == "image"
     endings = SUFFIXES if is_image else ARRAYS
     for path in files:
@@ -110,7 +110,7 @@ def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Ite
 
 
 def _batches(run: TrainedRun, files: Sequence[Path], failures: list[str]) -> Iterator[list["Example"]]:
-    """The files' examples, in batches of files; all files at once for methods that use the whole batch."""
+    """The examples of files, in batches of files; of all files at once for methods that use the whole batch."""
 
     def read(path: Path) -> list[Example] | SandmaskError:
         try:
@@ -144,10 +144,10 @@ def _ranked(run: TrainedRun, examples: list["Example"], top: int) -> Iterator[di
 
 @dataclass(frozen=True)
 class Example:
-    """One preprocessed example, and where it is from."""
+    """One preprocessed example, and its file."""
 
     file: str
-    row: int | None  # its place in a file of several
+    row: int | None  # None if the file holds one example
     x: Tensor
 
 
@@ -168,7 +168,7 @@ def read_examples(run: TrainedRun, path: Path) -> list[Example]:
 
 
 def _of_array(run: TrainedRun, path: Path, name: str, array: NDArray[Any]) -> Iterator[Example]:
-    """The examples in an array: the array itself, or its rows."""
+    """The examples in an array: the array itself if it is one example, or its rows."""
     file = f"{path}:{name}" if name else str(path)
     shape = run.input_shape
     if path.suffix.lower() == ".csv" and array.shape[1:] == (math.prod(shape),):
@@ -201,7 +201,7 @@ def _arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _read_csv(path: Path) -> NDArray[Any]:
-    """Numbers, one example per line; a header line is skipped. They are integers if all are written so."""
+    """Read numbers, one example per line; a header line is skipped. They are integers if all are written so."""
     with path.open(encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
     if lines and not any(map(_is_number, lines[0].split(","))):

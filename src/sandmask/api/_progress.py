@@ -53,7 +53,7 @@ def choose_screen(progress: ShowProgress) -> Screen:
 
 
 def say_on(screen: Screen, text: str) -> None:
-    """Print a line on standard error; in notebooks, which mark that as an error, on standard output."""
+    """Print a line on standard error; in notebooks on standard output, because they mark standard error as errors."""
     if screen == "notebook":
         sys.stdout.write(f"{text}\n")
     elif screen != "none":
@@ -82,7 +82,7 @@ EVALUATION_SECONDS = 1.0  # after which the progress of an evaluation is shown
 
 
 def one_by_one(items: Sequence[T], name: str, screen: Screen) -> Iterator[T]:
-    """Go through items and show how many are done."""
+    """Iterate over items, and show how many are done."""
     if screen == "terminal":
         yield from track(items, name, console=Console(stderr=True), transient=True)
         return
@@ -102,7 +102,7 @@ class _Status(ProgressColumn):
 
 
 class TrainingBar:
-    """Shows a run's steps, loss, accuracies and rate; `update` takes the loop's reports."""
+    """Shows the steps, loss, accuracies and rate of a run. Pass `update` to the loop as `on_progress`."""
 
     def __init__(self, spec: RunSpec, screen: Screen) -> None:
         self.spec, self.screen = spec, screen
@@ -134,7 +134,7 @@ class TrainingBar:
             self._bar.stop()
 
     def update(self, report: Report) -> None:
-        """Show one more report."""
+        """Show a report of the loop."""
         if self.screen == "none":
             return
         now = time.monotonic()
@@ -187,6 +187,8 @@ def headline(status: SweepStatus) -> str:
         parts.append(f"{status.running} running in {counted(len(status.stacks), 'stack')}")
     if status.rate:
         parts.append(_speed(status.rate))
+    elif status.stacks:
+        parts.append("starting")  # data are read and kernels compiled; the first steps are not timed either
     if status.seconds_left is not None:
         parts.append(f"{duration(status.seconds_left)} left")
     return ", ".join(parts)
@@ -273,7 +275,7 @@ class SweepDisplay:
             self._show()
 
     def _show(self) -> None:
-        """Show the state of the sweep. Errors of reading it are ignored: the sweep itself reports them."""
+        """Show the state of the sweep. Errors while reading it are ignored, because the sweep itself reports them."""
         with suppress(SandmaskError, OSError):
             status = self._look()
             if self._live:

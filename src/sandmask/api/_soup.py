@@ -45,13 +45,13 @@ def soup(
 ) -> "pd.DataFrame":
     """Combine the kept models of a sweep: those of all draws, for each method, held-out environment and trial.
 
-    The sweep has to be trained with `keep_models="best"` or "last"; for means of weights also with `shared_init=True`.
-    The results are records in the folder's `soups`, which reports show as methods of their own, such as
-    `ERM + greedy soup`. Rerun it after the sweep was extended.
+    Train the sweep with `keep_models="best"` or "last". Means of weights also need `shared_init=True`. The results are
+    records in the folder's `soups`, which reports show as methods of their own, such as `ERM + greedy soup`. Call this
+    again after the sweep was extended.
 
-    "t3a" and "unidg" combine nothing: the best model adapts to unlabelled examples of the domain that it is evaluated
-    on. T3A (Iwasawa and Matsuo, 2021) adapts the classifier, and UniDG (Zhang et al., 2023) also trains the network.
-    Their results are not comparable with those of other methods, which do not see these examples.
+    "t3a" and "unidg" do not combine models: the best model adapts to unlabelled examples of the domain on which it is
+    evaluated. T3A (Iwasawa and Matsuo, 2021) adapts the classifier, and UniDG (Zhang et al., 2023) also trains the
+    network. Their results are not comparable with those of other methods, which do not see these examples.
 
         sandmask.sweep("runs/pacs", "PACS", "ERM", keep_models="best", shared_init=True, averages="sma")
         sandmask.soup("runs/pacs")
@@ -59,7 +59,7 @@ def soup(
 
     :param folder: the sweep's folder.
     :param kinds: "uniform" (mean of all weights), "greedy" (mean of those that help on validation data) and "ensemble"
-        (mean of the logits), all three if not given; "t3a" and "unidg".
+        (mean of the logits), all three by default; "t3a" and "unidg".
     :param of: what to combine: "weights", and averages that the sweep kept, such as "sma"; everything if not given.
     :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.
     :param data_dir: folder of the datasets.
@@ -67,8 +67,8 @@ def soup(
     :param allow_missing_classes: allow image domains that lack some of the classes.
     :param plugins: Python files that register algorithms or datasets.
     :param progress: show progress in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
-    :return: a row for each soup, with the number of members, the validation accuracy that they were chosen by, and the
-        accuracy on the held-out environment.
+    :return: a row for each soup, with the number of members, its validation accuracy, and its accuracy on the held-out
+        environment.
     """
     import pandas as pd
 

@@ -115,9 +115,9 @@ def sweep(
     `if __name__ == "__main__":`.
 
     :param folder: the sweep's folder.
-    :param datasets: names of datasets, or folders of images: one, several with commas, or a list.
+    :param datasets: names of datasets, or your own data as in `train`: one, several with commas, or a list.
     :param algorithms: names of algorithms, or "all".
-    :param test_envs: environments to hold out, one at a time, by name or number; by default those that tables report.
+    :param test_envs: environments to hold out, one at a time, by name or number; those that tables report if not given.
     :param n_hparams: hyperparameter draws, of which number 0 is the defaults; 20 by default.
     :param n_trials: repetitions; 3 by default.
     :param space: where draws come from: "recipe" (the default), "paper" or "domainbed".
@@ -126,37 +126,40 @@ def sweep(
     :param checkpoint_every: steps between evaluations; the dataset's protocol if not given.
     :param hparams: values of hyperparameters that are fixed in every draw of the algorithms that have them.
     :param network: "mlp", "mnist-convnet", one of your own or a timm name; the dataset's protocol if not given.
-    :param weights: file with pretrained weights of a timm network, or "none".
+    :param weights: file with pretrained weights of a timm network, or "none"; timm's own weights if not given.
     :param precision: compute precision: "fp32" (the default on a CPU), "fp32x3" (the default on a GPU), "tf32", "bf16"
         or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
     :param metrics: metrics beyond accuracy to record: "f1", "ece", "worst-group", "per-class", "confusion", or "all".
-    :param train_eval_limit: examples of each training environment on which accuracies are computed, at most; all of
-        them if not given. Validation and held-out examples are always all evaluated.
+    :param train_eval_limit: largest number of examples of each training environment on which accuracies are computed;
+        all of them if not given. Validation and held-out examples are always all evaluated.
     :param keep_models: which weights of each run to keep: "none" (the default), "best" (at the checkpoint that
         training-domain selection takes) or "last".
-    :param shared_init: start all runs of a trial from the same weights, as soups need it.
+    :param shared_init: start all runs of a trial from the same weights, as soups require.
     :param first_stage: folder of the same sweep without `full_data`, whose drops of the learning rate are repeated.
     :param seed: changes the seed of every run; 0 by default.
-    :param search: "optuna" proposes hyperparameters by the results of earlier runs, in place of random draws; there are
-        `n_hparams` proposals for each dataset, algorithm, held-out environment and trial.
+    :param search: "optuna" proposes hyperparameters from the results of earlier runs, instead of random draws;
+        there are `n_hparams` proposals for each dataset, algorithm, held-out environment and trial.
     :param sampler: sampler of Optuna: "tpe" (the default), "random", "cmaes", "gp", "qmc", ...
     :param pruner: pruner of Optuna, which stops unpromising runs: "median" (the default), "hyperband" or "none".
-    :param config: TOML file with these arguments as keys; arguments take precedence over it.
+    :param config: TOML file with the arguments from `datasets` to `pruner` as keys; the arguments of the call take
+        precedence.
     :param executor: where to train: "local", "ray" or "slurm".
-    :param workers: stacks that train at a time; one for each GPU if not given or, on a CPU, for each core, up to 8.
-    :param device: "cpu", "cuda", or several for local workers, "cuda:0,cuda:1"; all GPUs if not given.
-    :param mps: start NVIDIA's Multi-Process Service where several local workers share a GPU and it is not running.
-    :param gpus_per_worker: for Ray, where it may be a fraction, and Slurm.
-    :param cpus_per_worker: for Ray and Slurm.
+    :param workers: number of stacks that train at a time; if not given, one for each GPU or, on a CPU, for each core,
+        up to 8.
+    :param device: "cpu", "cuda", or several for local workers: "cuda:0,cuda:1"; all GPUs, or the CPU, if not
+        given.
+    :param mps: start NVIDIA's Multi-Process Service if several local workers share a GPU and it is not running.
+    :param gpus_per_worker: GPUs of each worker, for Ray (may be a fraction) and Slurm.
+    :param cpus_per_worker: CPU cores of each worker, for Ray and Slurm.
     :param ray_address: address of a Ray cluster, or "auto"; one is started if not given.
     :param slurm: options of Slurm, such as {"partition": "gpu", "time": 120}.
     :param only: train only these of the sweep's runs now: values of "dataset", "algorithm", "test-env", "draw" and
         "trial", such as {"trial": 1}. A later call without it trains the others.
-    :param max_stack: runs that train as one program at most; as memory allows if not given.
+    :param max_stack: largest number of runs that train as one program; as memory allows if not given.
     :param time_limit: seconds after which training stops, with checkpoints. Stacks that are not expected to finish by
         then are not started, and shorter ones take their place; the next call continues.
-    :param calibrate: measure a few steps where memory may be short, to choose the size of stacks.
+    :param calibrate: measure a few steps if memory may be short, to choose the size of stacks.
     :param fast: use CUDA graphs on a GPU.
     :param compiled: compile the network, for timm networks.
     :param data_dir: folder of the datasets.
@@ -169,8 +172,8 @@ def sweep(
         or one that a plugin registers.
     :param plugins: Python files that register algorithms or datasets.
     :param progress: show progress in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
-    :return: the sweep. Runs that could not be trained are in its `failed`, and named on standard error. `left` counts
-        those that the time limit left for later.
+    :return: the sweep. Its `failed` has the runs that could not be trained; standard error says why. `left` counts the
+        runs that the time limit left for later.
     """
     given, ends = locals(), None if time_limit is None else time.time() + time_limit
     asked = cast("SweepRequest", {name: given[name] for name in SweepRequest.__annotations__})
@@ -250,7 +253,7 @@ def sweep(
     _say_failures(result)
     if result.done > before.done and (kinds := made_soups(target.path)):
         again = f"sandmask soup {in_shell(Path(folder))} --kind {','.join(kinds)}"
-        tell(f"note: soups here lack the new runs. Make them again: {again}")
+        tell(f"note: the soups do not include the new runs. Make them again: {again}")
     return Sweep(Path(folder), spec, runs(), result.done - before.done, result.failed, result.left)
 
 
@@ -296,12 +299,12 @@ def plan_sweep(
         plan.seconds, plan.memory_bytes, plan.disk_bytes
         plan.frame()       # stack by stack
 
-    :param folder: the sweep's folder, whose finished runs are not counted.
-    :param workers: stacks that train at a time.
+    :param folder: the sweep's folder. Its finished runs need no time.
+    :param workers: number of stacks that train at a time.
     :param device: "cpu", "cuda", or several.
     :param only: count only these of the sweep's runs, as in `sweep`.
-    :param max_stack: runs that train as one program at most.
-    :param calibrate: measure a few steps of each method; without, there is no estimate of the time.
+    :param max_stack: largest number of runs that train as one program.
+    :param calibrate: measure a few steps of each method; otherwise there is no estimate of the time.
     :param fast: use CUDA graphs on a GPU.
     :param data_dir: folder of the datasets.
     :param skip_corrupt: skip images that cannot be read.

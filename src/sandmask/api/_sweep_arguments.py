@@ -21,8 +21,8 @@ from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, workers_share
 from sandmask.training import choose_device
 from sandmask.training.precision import sweep_precision
 
-MOST_CORES = 8  # default number of workers on a CPU, at most: each takes half a gigabyte
-_SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # Slurm's names, and submitit's
+MOST_CORES = 8  # largest default number of workers on a CPU; each takes half a gigabyte
+_SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # Slurm's names, and those of submitit
 _GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 
 
@@ -61,7 +61,7 @@ def requested_sweep(
     """The sweep that the arguments, the folder and the configuration file describe.
 
     :param folder: the sweep's folder, which may hold an earlier request.
-    :param device: where it will train, which decides the default precision.
+    :param device: where the sweep will train, which decides the default precision.
     :param config: TOML file with fields of `SweepSpec`.
     :param given: fields of `SweepSpec`; those that are None are not changed.
     """
@@ -90,7 +90,8 @@ class Workers:
     """The workers of a sweep.
 
     `devices` are those of the workers, `count` is the number of stacks that train at a time, and `device` the device
-    of all jobs, if they share one. `executor` builds the executor. Workers of a `remote` one may not see this disk.
+    of all jobs, if they share one. `executor` builds the executor. Workers of a `remote` executor may not share
+    this disk.
     `shares` says whether several workers share a GPU of this machine. Workers on other machines have `cores` cores
     each, and devices of the kind `elsewhere`; on this machine, both are None. `notes` are messages for the user.
     """
@@ -142,8 +143,8 @@ def choose_workers(
     if local and count > 1 and (own := _own_names(sweep)):
         count = 1
         notes.append(
-            f"{', '.join(own)}: registered by this program, which worker processes do not import. Training in this "
-            "process. To use several, move the registration to a file and name it as a plugin."
+            f"{', '.join(own)}: registered by this program, which worker processes do not import. The sweep trains in "
+            "this process. To use several processes, move the registration to a file and name it as a plugin."
         )
     options = ExecutorOptions(
         workers=count if local else workers,
@@ -155,7 +156,7 @@ def choose_workers(
         cluster=str(parameters.pop("cluster", "slurm")),
         slurm=parameters,
     )
-    dealt = None if len(devices) > 1 else devices[0]  # local workers are dealt several devices in turn
+    dealt = None if len(devices) > 1 else devices[0]  # several devices are assigned to local workers in turn
     asked = device_of_workers(executor, device, gpus_per_worker) or "cpu"
     return Workers(
         devices,
@@ -171,18 +172,17 @@ def choose_workers(
 
 
 def device_of_workers(executor: str, device: str | None, gpus_per_worker: float) -> str | None:
-    """The device that a sweep was asked to train on. Those of other machines' workers do not depend on this machine."""
+    """The requested device of a sweep's workers. On other machines, the default does not depend on this machine."""
     if device is not None or not EXECUTORS[executor].elsewhere:
         return device
     return "cuda" if gpus_per_worker > 0 else "cpu"
 
 
 def device_list(device: str | None, workers: int | None, *, elsewhere: bool = False) -> tuple[tuple[str, ...], int]:
-    """The devices of workers, and their number: one for each GPU or core, unless `workers` is given.
+    """The devices of workers, and the number of workers: one for each GPU or core, unless `workers` is given.
 
-    Workers `elsewhere` have one device each, which this machine may lack.
-
-    Small products of matrices do not fill several cores, so one process per core, with one thread, is faster.
+    With `elsewhere`, workers are on other machines, and their device need not exist on this machine. On a CPU, there is
+    one worker with one thread for each core, because small matrix products do not use several cores well.
     """
     if workers is not None and workers < 1:
         raise SandmaskError(f"workers should be at least 1. Found {workers}.")
@@ -199,7 +199,7 @@ def device_list(device: str | None, workers: int | None, *, elsewhere: bool = Fa
 
 
 def _own_names(sweep: SweepSpec) -> list[str]:
-    """Names in a sweep that the calling program registered, and that other processes would not find."""
+    """The names in a sweep that the calling program registered, which other processes would not find."""
     named = [
         *((name, ALGORITHMS.module_of(name)) for name in sweep.algorithms),
         *((name, DATASETS.module_of(name.partition(":")[0])) for name in sweep.datasets),
@@ -210,7 +210,7 @@ def _own_names(sweep: SweepSpec) -> list[str]:
 
 
 def slurm_parameters(given: Mapping[str, str | int] | Sequence[str]) -> dict[str, str | int]:
-    """The parameters of Slurm as submitit names them: `partition=gpu`, or {"partition": "gpu"}, is slurm_partition."""
+    """The parameters of Slurm by submitit's names: `partition=gpu` or {"partition": "gpu"} is slurm_partition."""
     items = [f"{name}={value}" for name, value in given.items()] if isinstance(given, Mapping) else given
     parameters: dict[str, str | int] = {}
     for item in items:
@@ -230,7 +230,7 @@ def slurm_parameters(given: Mapping[str, str | int] | Sequence[str]) -> dict[str
 
 
 def _minutes(value: str) -> int:
-    """Minutes of a time limit in Slurm's notations: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes]."""
+    """The minutes of a time limit of Slurm: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes]."""
     days, dash, rest = value.rpartition("-")
     parts = rest.split(":")
     if len(parts) > 3 or not all(part.isdecimal() for part in (*parts, *([days] if dash else []))):

@@ -27,9 +27,9 @@ _MODEL_COLUMNS = (
 class Sweep:
     """A sweep in a folder. A notebook shows its table.
 
-    `spec` describes the sweep and `runs` are all runs of it. `trained` counts those that the call trained, or waited
-    for, and `failed` has the runs that could not be trained, with the reason. `left` counts the runs that a time limit
-    left for later.
+    `spec` describes the sweep, and `runs` are all of its runs. `trained` counts the runs that the call trained or
+    waited for. `failed` has the ids of runs that could not be trained, with the reasons. `left` counts the runs that a
+    time limit left for later.
     """
 
     folder: Path
@@ -99,7 +99,7 @@ class Sweep:
         """The accuracy on held-out environments in percent, as text: a row for each dataset and algorithm.
 
         There is a column for each selection rule. A number is the mean over environments and trials, with its standard
-        error; where some environments were not held out, it says how many were.
+        error. If some environments were not held out, it says how many were.
         """
         import pandas as pd
 
@@ -114,11 +114,11 @@ class Sweep:
 
     @property
     def full_data(self) -> bool:
-        """Whether runs train on all data. Their tables also need the first-stage sweep."""
+        """Whether runs train on all data. Tables of such runs also need the first-stage sweep."""
         return self.spec.full_data
 
     def __fspath__(self) -> str:
-        """The folder: a sweep can be passed where one is asked for, as in `sandmask.report(sweep)`."""
+        """The folder, so that a sweep can be passed where a folder is expected, as in `sandmask.report(sweep)`."""
         return str(self.folder)
 
     def __repr__(self) -> str:

@@ -45,8 +45,8 @@ class Run:
     def accuracy(self) -> "pd.DataFrame":
         """The accuracies of the last evaluation: a row for each environment, with the columns held_out, in and out.
 
-        The columns `in` and `out` are the accuracies on the 80% and on the 20% of the examples. The frame is empty if
-        the run diverged before the first evaluation.
+        The columns `in` and `out` are the accuracies on the two splits of each environment, by default 80% and 20% of
+        its examples. The frame is empty if the run diverged before the first evaluation.
         """
         import pandas as pd
 
@@ -71,7 +71,7 @@ class Run:
         return load_run(self.folder, device)
 
     def __fspath__(self) -> str:
-        """The folder: a run can be passed where one is asked for, as in `sandmask.predict(run, files)`."""
+        """The folder, so that a run can be passed where a folder is expected, as in `sandmask.predict(run, files)`."""
         return str(self.folder)
 
     def __repr__(self) -> str:
@@ -133,7 +133,8 @@ def train(
     `KeyboardInterrupt`. The same call continues it; the result is the same as without the interruption. A finished run
     is read and not trained again.
 
-    In a script that torchrun started, the processes train the run together: all call this with the same arguments.
+    In a script that is started with torchrun, the processes train the run together. All of them must call this with the
+    same arguments.
 
         run = sandmask.train("Spirals", "ANDMask", 0, steps=300, hparams={"tau": 0.95})
         run.accuracy              # by environment, after the last step
@@ -151,13 +152,13 @@ def train(
     :param seed: seed of weights, minibatches and other randomness.
     :param space: where defaults and draws come from: "recipe", "paper" or "domainbed".
     :param network: "mlp", "mnist-convnet", one of your own or a timm name; the dataset's protocol if not given.
-    :param weights: file with pretrained weights of a timm network, or "none".
+    :param weights: file with pretrained weights of a timm network, or "none"; timm's own weights if not given.
     :param precision: compute precision: "fp32", "fp32x3", "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
     :param metrics: metrics beyond accuracy to record: "f1", "ece", "worst-group", "per-class", "confusion", or "all".
-    :param train_eval_limit: examples of each training environment on which accuracies are computed, at most; all of
-        them if not given. Validation and held-out examples are always all evaluated.
-    :param shared_init: take the initial weights from the trial instead of the seed, as soups need it.
+    :param train_eval_limit: largest number of examples of each training environment on which accuracies are computed;
+        all of them if not given. Validation and held-out examples are always all evaluated.
+    :param shared_init: take the initial weights from the trial instead of the seed, as soups require.
     :param compiled: compile the network, for timm networks.
     :param fast: use CUDA graphs on a GPU.
     :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.

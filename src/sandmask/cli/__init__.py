@@ -10,7 +10,7 @@ import sys
 __all__ = ["main"]
 
 SPINS = "3000"
-BUSY_LOAD = 0.5  # programs that computed at a time in the last minute
+BUSY_LOAD = 0.5  # programs that computed at the same time, on average over the last minute
 
 
 def main() -> None:

@@ -65,9 +65,9 @@ class Command:
 
 
 def readable(command: Any, ctx: Any) -> Any:
-    """The command with help in flowing paragraphs, where typer would keep the line breaks of the docstring.
+    """Join the lines of each paragraph of a command's help, because typer keeps the line breaks of the docstring.
 
-    Flags have no metavar.
+    Flags get no metavar.
     """
     if command.help:
         paragraphs = inspect.cleandoc(command.help).split("\n\n")
@@ -186,7 +186,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _described(error: Exception) -> str | None:
-    """Describe a user error; "" if another process or a help page has done so, None for a bug."""
+    """Describe a user error. Return "" if another process or a help page has described it, and None for a bug."""
     if isinstance(error, OtherProcessError):
         return ""
     if isinstance(error, SandmaskError):
@@ -197,7 +197,7 @@ def _described(error: Exception) -> str | None:
         if error.strerror is None or error.errno == errno.EPIPE:  # typer handles a closed pipe
             return None
         where = f"{printable(str(error.filename))}: " if error.filename is not None else _nameless(error)
-        said = "a file, where a folder should be" if isinstance(error, FileExistsError) else error.strerror
+        said = "this is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
         return f"{where}{said}."
     return plugin_failure(error)
 
@@ -219,7 +219,7 @@ def _nameless(error: OSError) -> str:
 
 
 def _explained(error: Any) -> str:
-    """Describe an error in a command line and name its help; "" for a group alone, which prints its help."""
+    """Describe an error in a command line, and name its help; "" for a group alone, which prints its help."""
     said = _no_such_option(error) or " ".join(error.format_message().split())
     if not said:
         return ""
@@ -282,14 +282,14 @@ def greeting() -> str:
 
 
 def _to_copy(line: str, note: str, width: int = 0) -> str:
-    """A line to copy, and what it is for."""
+    """A line to copy, with a note on its purpose."""
     if not note:
         return styled(line, fg="cyan")
     return f"{styled(f'{line:<{width}}', fg='cyan')}   {styled(note, dim=True)}"
 
 
 class _StandardOutput(io.TextIOWrapper):
-    """Standard output. Errors of writing name it, such as a full disk of the file that it is redirected to."""
+    """Standard output. It is named in errors of writing, for example if it is redirected to a file on a full disk."""
 
     def write(self, text: str) -> int:
         """Write text."""
@@ -304,7 +304,7 @@ class _StandardOutput(io.TextIOWrapper):
 
 def run() -> None:
     """Run the command line."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process that ignores SIGINT still does
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a process that ignores SIGINT
         signal.signal(signal.SIGINT, _interrupted)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -1,4 +1,4 @@
-"""Checks of `sandmask doctor`: packages, data, weights, disk space, plugins and completion. All report by a `Say`."""
+"""Checks of `sandmask doctor`: packages, data, weights, disk space, plugins and completion. They report with `Say`."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ _COMPLETIONS = {
 
 
 class Say(Protocol):
-    """Reports a line. A note is worth knowing, a problem keeps something from working."""
+    """Reports a line. With a note, everything works; a problem prevents something from working."""
 
     def __call__(self, name: str, status: Status, says: str, advice: str | None = None) -> None: ...
 
@@ -43,7 +43,7 @@ def errors(say: Say, name: str, says: str, advice: str | None, status: Status = 
 
 
 def size(n_bytes: float) -> str:
-    """A size, for people."""
+    """Format a number of bytes."""
     return f"{n_bytes / GB:,.1f} GiB"
 
 
@@ -76,7 +76,7 @@ def installation(say: Say) -> None:
 
 
 def _packages(extra: str) -> tuple[list[str], list[str]]:
-    """The installed packages of an extra with their versions, and problems; required packages for the extra ""."""
+    """The installed packages of an extra with their versions, and problems. The extra "" has the required packages."""
     found, faults = [], []
     for match in map(_REQUIREMENT.match, metadata.requires("sandmask") or []):
         if match is None or (match["extra"] or "") != extra:

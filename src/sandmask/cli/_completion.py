@@ -31,7 +31,7 @@ Complete = Callable[[str], list[str]]
 
 @cache
 def registered(kind: str) -> tuple[str, ...]:
-    """The names that the files of one of our packages register, and those of the user's plugins."""
+    """The names of a kind that our package and the user's plugins register."""
     folder, records = _KINDS[kind]
     files = [*(_PACKAGE / folder).glob("*.py"), *map(Path, named_files())]
     return tuple(sorted({name for file in files for name in _names(file, records)}, key=str.lower))
@@ -52,7 +52,7 @@ def _names(file: Path, records: set[str]) -> Iterator[str]:
 
 
 def _among(names: Callable[[], tuple[str, ...]], separators: str = ",") -> Complete:
-    """Completes one name, or the last one of several with commas (or other separators) between."""
+    """Complete one name, or the last one of several names that are separated by commas (or other separators)."""
 
     def complete(incomplete: str) -> list[str]:
         begin = 1 + max(incomplete.rfind(separator) for separator in separators)
@@ -67,7 +67,7 @@ rule = _among(lambda: (*registered("selection rule"), "all"))
 
 
 def words(*choices: str) -> Complete:
-    """Completes one of a few words."""
+    """Complete one of a few words."""
     return _among(lambda: choices)
 
 
@@ -104,7 +104,7 @@ def put_in_order(dataset: str, algorithm: str, rule: str) -> tuple[str, str]:
 
 
 def is_swapped(dataset: str, algorithm: str) -> bool:
-    """Whether the first name is an algorithm's and the second a dataset's."""
+    """Whether the first name is that of an algorithm, and the second that of a dataset."""
     datasets, algorithms = _catalogue("dataset"), _catalogue("algorithm")
     is_dataset = algorithm.partition(":")[0] in datasets
     is_algorithm = all(part in algorithms for part in parts_of(dataset))

@@ -14,17 +14,17 @@ from sandmask._text import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-STANDARD_OUTPUT = Path("-")  # where a file's name is asked for
+STANDARD_OUTPUT = Path("-")  # instead of the name of a file
 PIPE_WIDTH = 160  # of a table that is written to a file or a pipe
 
 
 def styled(text: str, **style: Any) -> str:
-    """Text in a colour or in bold, unless NO_COLOR is set. `typer.echo` removes styles if it writes to a file."""
+    """Style text, unless NO_COLOR is set. `typer.echo` removes styles if it writes to a file."""
     return text if os.environ.get("NO_COLOR") else typer.style(text, **style)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table, as wide as the terminal allows."""
+    """Print a table that is as wide as the terminal allows."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -50,5 +50,5 @@ def plain_rows(frame: "pd.DataFrame") -> list[dict[Any, Any]]:
 
 
 def print_json(value: object) -> None:
-    """Indented JSON; numbers keep every bit."""
+    """Print indented JSON. Numbers keep every bit."""
     typer.echo(json.dumps(value, indent=2))

@@ -21,16 +21,16 @@ _SLURM = ("sbatch", "squeue", "scancel")
 
 
 def devices(say: Say, *, thorough: bool = False) -> None:
-    """Processor, memory, GPUs with a computation on each, and torch.compile."""
+    """Check processor, memory, each GPU with a computation, and torch.compile."""
     import torch
     import torch.distributed as dist
 
     _processor(say, torch.get_num_threads(), free_memory())
     if dist.is_available() and dist.is_gloo_available():
         nccl = " or nccl" if dist.is_nccl_available() else ""
-        say("torchrun", "ok", f"one model in several processes, by gloo{nccl}")
+        say("torchrun", "ok", f"can train one model in several processes, with gloo{nccl}")
     else:
-        say("torchrun", "note", "this torch is built without it: a model trains in one process")
+        say("torchrun", "note", "this torch is built without it, so a model trains in one process")
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             _gpu(say, torch.device("cuda", number))
@@ -63,7 +63,7 @@ def _processor(say: Say, used: int, free: int | None) -> None:
 
 
 def _gpu(say: Say, device: "torch.device") -> None:
-    """A product on the GPU, compared with the CPU's; being listed does not mean that it computes."""
+    """Compare a matrix product on the GPU with the CPU's, because a GPU that is listed may not compute."""
     import torch
 
     name = f"GPU {device.index}"
@@ -100,7 +100,7 @@ def _no_gpu(say: Say) -> None:
 
 
 def _apple_gpu(say: Say, device: "torch.device") -> None:
-    """Random numbers on an Apple GPU, which need exact products of 64-bit integers, compared with the CPU's."""
+    """Compare random numbers on an Apple GPU, which need exact products of 64-bit integers, with the CPU's."""
     import torch
 
     from sandmask.functional import random
@@ -115,7 +115,7 @@ def _apple_gpu(say: Say, device: "torch.device") -> None:
 
 
 def _kernels(say: Say) -> None:
-    """The one-pass mask kernels on the GPU, compared with the CPU's results."""
+    """Compare the one-pass mask kernels on the GPU with the CPU's results."""
     import torch
 
     from sandmask.masks._gpu import kernels
@@ -142,7 +142,7 @@ def _compiler(say: Say) -> None:
 
 
 def _compile(say: Say, device: "torch.device") -> None:
-    """torch.compile, on a function of two operations."""
+    """Test torch.compile on a function of two operations."""
     import torch
 
     def small(x: "torch.Tensor") -> "torch.Tensor":
@@ -150,7 +150,7 @@ def _compile(say: Say, device: "torch.device") -> None:
 
     numbers = torch.linspace(-1, 1, 33, device=device)
     advice = "only --compile needs it; it needs a C++ compiler, such as: apt install g++"
-    logging.disable(logging.WARNING)  # torch's remarks on the machine; what matters is whether it works
+    logging.disable(logging.WARNING)  # hides torch's warnings about the machine
     try:
         with warnings.catch_warnings(action="ignore"), errors(say, "torch.compile", "does not work", advice, "note"):
             if torch.allclose(torch.compile(small)(numbers), small(numbers), atol=1e-5):
@@ -162,7 +162,7 @@ def _compile(say: Say, device: "torch.device") -> None:
 
 
 def executors(say: Say) -> None:
-    """Slurm, Ray, and NVIDIA's MPS, by which several processes share a GPU. They are optional, so faults are notes."""
+    """Check Slurm, Ray, and NVIDIA's MPS, with which processes share a GPU. They are optional, so faults are notes."""
     import torch
 
     _slurm(say)

@@ -56,7 +56,8 @@ NetworkOption = Annotated[
     str | None, typer.Option(help="mlp, mnist-convnet, your own or a timm name. (default: from the dataset)")
 ]
 WeightsOption = Annotated[
-    str | None, typer.Option(metavar="FILE|none", help="Pretrained weights of a timm network, or none.")
+    str | None,
+    typer.Option(metavar="FILE|none", help="Pretrained weights of a timm network, or none. (default: timm's own)"),
 ]
 PrecisionOption = Annotated[
     str,

@@ -124,7 +124,7 @@ def _given(
 
 
 def with_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that takes a folder, its own options and `**request` the options of a request."""
+    """Replace the parameter `**request` of a command by the options of a request."""
     folder, *own, _ = inspect.signature(command).parameters.values()
     parameters = [folder, *inspect.signature(_given).parameters.values(), *own]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -145,7 +145,7 @@ def size(n_bytes: float) -> str:
 
 
 def print_plan(plan: "Plan", folder: Path) -> None:
-    """Print the stacks in order, then time, memory and disk."""
+    """Print the stacks in the order of training, then time, memory and disk."""
     grouped: defaultdict[tuple[str, ...], list[StackEstimate]] = defaultdict(list)
     for each in plan.stacks:
         first = each.stack.specs[0]

@@ -24,7 +24,7 @@ DATASET, HELD_OUT = "Spirals:seed=3", 0
 DRAWS, STEPS, EVERY = 3, 701, 50
 # A smaller network than the recipe's, with a larger learning rate and fewer steps: two minutes on two cores.
 FIXED = {"mlp_width": 128, "lr": 0.01}
-WORKERS = 4  # runs at a time, at most, and no more than there are cores
+WORKERS = 4  # most runs at a time, if there are as many cores
 RULE = "training-domain"
 
 
@@ -65,7 +65,7 @@ def demo(
             checkpoint_every=EVERY,
             hparams=FIXED,
             keep_models="last",
-            # One core for each run: small products of matrices do not fill two.
+            # One core for each run, because small matrix products do not use two cores well.
             workers=min(WORKERS, os.cpu_count() or 1),
             device="cpu",
             max_stack=1,

@@ -68,7 +68,7 @@ class _Report:
     findings: list[dict[str, str | None]] = field(default_factory=list)
 
     def examine(self, topic: str, check: Callable[[Say], None]) -> None:
-        """Run a check. One that fails is a problem, too."""
+        """Run a check. If it raises an error, this is reported as a problem."""
         if not self.silent:
             typer.echo(styled(topic, bold=True))
 

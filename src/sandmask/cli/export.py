@@ -18,7 +18,9 @@ def export(
     format_name: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="torch-export|onnx", help="(default: from the suffix of --output, else torch-export)"
+            "--format",
+            metavar="torch-export|onnx",
+            help="Format of the file. (default: from the suffix of --output, else torch-export)",
         ),
     ] = None,
     output: Annotated[
@@ -30,7 +32,7 @@ def export(
     hub: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a folder in the layout of the Hugging Face Hub instead.")
     ] = None,
-    push: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload such a folder to the Hub.")] = None,
+    push: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload a folder in this layout.")] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: make a new repository private.")] = False,
     run_id: _options.RunOption = None,
     average: _options.KindOption = None,
@@ -76,7 +78,7 @@ def export(
 
 
 def _to_hub(trained: "TrainedRun", run: Path, folder: Path | None, repository: str | None, *, private: bool) -> None:
-    """Write the folder, upload it, or both. Of a sweep's run, the card also has the sweep's number and its error."""
+    """Write the folder, upload it, or both. For a run of a sweep, the card also has the sweep's accuracy."""
     from sandmask.records import read_runs
     from sandmask.sweeps import SweepFolder
 

@@ -26,7 +26,7 @@ class Kind:
     columns: tuple[str, ...]
 
     def rows(self, pattern: str) -> list[Row]:
-        """Every entry with a name like the pattern, as plain JSON values."""
+        """Every entry whose name matches the pattern, as plain JSON values."""
         registry: Registry[Any] = getattr(importlib.import_module(self.module), self.registry)
         return [_describe(entry) for name, entry in registry.items() if fnmatchcase(name.lower(), pattern.lower())]
 
@@ -87,7 +87,7 @@ def list_(
 
 
 def _describe(entry: Any) -> Row:
-    """The fields of a registry's entry that are data; its functions are left out. Hyperparameters go by their names."""
+    """The fields of a registry's entry, without functions. Hyperparameters are listed by name."""
     row: Row = {}
     for field in fields(entry):
         value = getattr(entry, field.name)

@@ -23,7 +23,7 @@ from sandmask.reports import FORMATS, render, run_command
 from sandmask.reports._report import DEFAULT_RULES, MOST, rule_names
 from sandmask.selection import ACCURACY
 
-_MANY = 1000  # runs, from which on a message is printed because it takes long
+_MANY = 1000  # number of runs from which on a message is printed, because the page takes long
 OWN_IMAGES = re.compile(r".+-[0-9a-f]{8}", re.DOTALL)  # their names in records: folder name and checksum
 
 
@@ -202,7 +202,7 @@ def _write_page(runs: Sequence[RunRecord], target: Path, rules: Sequence[str] | 
 
 
 def _command_of(directory: Path, run: str) -> str:
-    """The command of the run whose id, in its folder or in a report, begins so."""
+    """The command that trains the run whose id, in its folder or in a report, begins with `run`."""
     runs = _read(directory)
     records = {record.spec.id: record for record in (*split_averages(runs), *runs)}
     found = [record for name, record in records.items() if name.startswith(run)]

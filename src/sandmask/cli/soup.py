@@ -45,12 +45,12 @@ def soup(
 ) -> None:
     """Combine the models of all draws of a sweep, for each method, held-out environment and trial.
 
-    Train the sweep with --keep-models best (or last), and for means of weights also with --shared-init. Members
+    Train the sweep with --keep-models best (or last). Means of weights also need --shared-init. Members
     are chosen on the validation data of the training environments. The results are in DIR/soups, and sandmask report
     shows them as separate methods, such as ERM + greedy soup.
 
-    With --kind t3a, nothing is combined: the classifier of the best model adapts to the unlabelled examples that it is
-    evaluated on (T3A). With --kind unidg, its network adapts, too (UniDG). Other methods do not see these examples.
+    With --kind t3a, no models are combined: the classifier of the best model adapts to the unlabelled examples on which
+    it is evaluated (T3A). With --kind unidg, its network also adapts (UniDG). Other methods do not see these examples.
 
     [bold]Examples[/bold]
 

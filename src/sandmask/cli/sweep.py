@@ -31,7 +31,7 @@ Device = Annotated[
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME=VALUES",
+        metavar="NAME=VALUE",
         help="Only these runs of the sweep, by dataset, algorithm, test-env, draw or trial: trial=1, draw=0,1. The "
         "others are left for later. Repeatable.",
     ),
@@ -129,8 +129,9 @@ def run(
 ) -> None:
     """Train the missing runs of a sweep in DIR. Rerun to resume.
 
-    Ctrl-C and SIGTERM save and stop. After a crash, at most 30 seconds of work are lost. Several processes may
-    work on one folder. Requesting more draws, trials, methods, datasets or environments extends the sweep.
+    Ctrl-C and SIGTERM save and stop. After a crash, training continues from the last checkpoints (see
+    --checkpoint-seconds). Several processes may work on one folder. Requesting more draws, trials, methods, datasets
+    or environments extends the sweep.
 
     [bold]Examples[/bold]
 

@@ -15,12 +15,13 @@ from sandmask.sweeps._expand import Expansion, expand, normalized, run_seed
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job
 from sandmask.sweeps._plan import Estimator, Plan, StackEstimate, make_plan
+from sandmask.sweeps._progress import StackStatus
 from sandmask.sweeps._run import SweepResult, run_sweep
 from sandmask.sweeps._search import Search, open_search
 from sandmask.sweeps._soup import ENSEMBLE, SOUPS, Candidates, Soup, candidates, make_soup, parse_soups, why_not
 from sandmask.sweeps._spec import SweepSpec, read_sweep, refused_changes, to_toml, write_sweep
 from sandmask.sweeps._stacks import PlannedStack, group
-from sandmask.sweeps._status import StackStatus, Standing, SweepStatus, sweep_status
+from sandmask.sweeps._status import Standing, SweepStatus, sweep_status
 
 __all__ = [
     "ENSEMBLE",

@@ -25,16 +25,16 @@ from sandmask.training.stack import Stack
 
 ARCHIVE_BYTES = 12_000  # of a record file without runs
 _ACCURACY_BYTES, _METRIC_BYTES = 0.3, 4.0  # of one number, compressed
-_CONVOLVED = 160  # numbers per pixel that the MNIST ConvNet keeps for the backward pass, about
+_CONVOLVED = 160  # about how many numbers per pixel the MNIST ConvNet keeps for the backward pass
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one run. All runs of a stack have the same."""
+    """The work of one run. It is the same for all runs of a stack."""
 
     step: float  # multiplications of a training step
     total: float  # multiplications of all steps and evaluations
-    numbers: float  # that a step keeps in memory: gradients of every environment, activations
+    numbers: float  # kept in memory by a step: gradients of every environment, activations
     record_bytes: float
     model_bytes: float
 
@@ -47,7 +47,7 @@ def parameters_of(spec: RunSpec, dataset: Dataset) -> int:
 def work_of(
     spec: RunSpec, dataset: Dataset, parameters: int | None = None, train_eval_limit: int | None = None
 ) -> Work:
-    """The work of a run on a dataset; `parameters` if they have been counted."""
+    """The work of a run on a dataset. `parameters` is the size of its network, if it is known."""
     parameters = parameters_of(spec, dataset) if parameters is None else parameters
     batch, n_envs = int(spec.hparams["batch_size"]), len(dataset.environments)
     n_train = n_envs - len(spec.test_envs)
@@ -71,7 +71,7 @@ def work_of(
 
 
 def _evaluated(spec: RunSpec, dataset: Dataset, train_eval_limit: int | None) -> float:
-    """About how many examples a run is evaluated on."""
+    """The approximate number of examples that a run is evaluated on."""
     left_out = 0.0
     for env, size in enumerate(np.diff(dataset.bounds).tolist()):
         if train_eval_limit is not None and env not in spec.test_envs:
@@ -79,17 +79,19 @@ def _evaluated(spec: RunSpec, dataset: Dataset, train_eval_limit: int | None) ->
     return dataset.bounds[-1] - left_out
 
 
-SHARE = 0.7  # of the free memory that stacks may have
-GUESSED_BYTES = 32.0  # of memory for a number that a step keeps, where nothing was measured: rather too many
+SHARE = 0.7  # share of the free memory that stacks may use
+GUESSED_BYTES = 32.0  # memory for a number that a step keeps, if nothing was measured; deliberately high
 
 
 def fitting(runs: int, numbers: float, room: float, measured_bytes: Callable[[], float]) -> int:
-    """How many runs of a stack fit into memory, at least one; measured only where a guess does not fit.
+    """Return how many runs of a stack fit into memory, at least one.
 
-    :param runs: how many there are.
-    :param numbers: that a step of one run keeps: see `Work`.
-    :param room: bytes that they may have.
-    :param measured_bytes: measures the memory of one number.
+    Memory is measured only if the runs do not fit by a guess that is deliberately high.
+
+    :param runs: number of runs.
+    :param numbers: numbers that a step of one run keeps in memory, see `Work`.
+    :param room: bytes that all runs together may use.
+    :param measured_bytes: function that measures the memory of one number.
     """
     if runs * GUESSED_BYTES * numbers <= room:
         return runs
@@ -97,18 +99,18 @@ def fitting(runs: int, numbers: float, room: float, measured_bytes: Callable[[],
 
 
 def available_memory(device: torch.device) -> float:
-    """Free bytes, within the limits of a container; infinite if the system does not tell."""
+    """Free bytes, within the limits of a container; infinity if the system does not report them."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # for this process's next needs
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept by torch
         return float(torch.cuda.mem_get_info(device)[0] + kept)
     free = free_memory()
     return float("inf") if free is None else float(free)
 
 
-STACKS = (2, 6)  # runs of the stacks that are measured
-STEPS, SECONDS = 31, 2.0  # of a measurement, at most
-TOGETHER = 10  # steps per measurement of time, at most: as many as a CUDA graph has
-LEAST_BYTES = 8.0  # per number in memory; a measurement may give less if freed memory is reused
+STACKS = (2, 6)  # numbers of runs in the stacks that are measured
+STEPS, SECONDS = 31, 2.0  # limits of a measurement
+TOGETHER = 10  # most steps per measurement of time: as many as a CUDA graph has
+LEAST_BYTES = 8.0  # least memory for a number; a measurement may give less, if freed memory is reused
 _STATUS = Path("/proc/self/status")
 
 
@@ -116,13 +118,13 @@ _STATUS = Path("/proc/self/status")
 class Rates:
     """Measured time and memory of stacks on a device."""
 
-    step_seconds: float  # of a step, for any number of runs
-    seconds: float  # of a multiplication
-    bytes: float  # of a number in memory
+    step_seconds: float  # of a step, independent of the number of runs
+    seconds: float  # per multiplication
+    bytes: float  # per number in memory
 
 
 def calibrate(spec: RunSpec, dataset: Dataset, device: torch.device, *, fast: bool, weights: str | None) -> Rates:
-    """Measure a few steps of stacks of such runs: of two sizes, or of a single run if it trains alone."""
+    """Measure a few steps of runs like `spec`: in stacks of two sizes, or of a single run if it trains alone."""
     sizes = (1,) if trains_alone(spec) else STACKS
     before = _reset_peak(device)
     seconds = []
@@ -144,7 +146,7 @@ def calibrate(spec: RunSpec, dataset: Dataset, device: torch.device, *, fast: bo
 def _step_seconds(
     specs: Sequence[RunSpec], dataset: Dataset, device: torch.device, *, fast: bool, weights: str | None
 ) -> float:
-    """Seconds of a step of a stack."""
+    """The median time of a step of a stack, in seconds."""
     took: list[float] = []
     with plugin_failures_named(), stack_settings(specs[0].precision, device):
         stack = Stack(specs, dataset, device, weights=weights)
@@ -165,7 +167,7 @@ def _step_seconds(
 
 
 def _reset_peak(device: torch.device) -> float:
-    """Start to measure the peak of memory; return the memory in use."""
+    """Start to measure peak memory. Return the memory in use."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return float(torch.cuda.memory_allocated(device))

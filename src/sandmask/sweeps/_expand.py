@@ -34,9 +34,9 @@ MOST_RUNS = 1_000_000  # each takes about 2 kB of memory and 1 kB of disk
 
 @dataclass(frozen=True)
 class Expansion:
-    """A sweep's runs, each once, and notes on requests that give no runs, or runs that end too early.
+    """The runs of a sweep, each once, and notes for the user, for example on requests that give no runs.
 
-    `sources` maps the names of datasets in records to what is loaded: the name itself, or a folder of images.
+    `sources` maps the name of each dataset in records to what is loaded: the same name, or the path of your own data.
     """
 
     runs: tuple[RunSpec, ...]
@@ -105,7 +105,7 @@ def expand(sweep: SweepSpec) -> Expansion:
 
 
 def _notes_on_steps(runs: Iterable[RunSpec]) -> Iterator[str]:
-    """Notes on methods that change at a step before which at least half of their draws end."""
+    """Notes on methods that change at a certain step, if at least half of their draws end before it."""
     draws: defaultdict[tuple[str, str], dict[tuple[int, int], RunSpec]] = defaultdict(dict)
     for run in runs:
         draws[run.dataset, run.algorithm].setdefault((run.trial_seed, run.hparams_seed), run)
@@ -195,7 +195,7 @@ def run_seed(
 
 
 def _repeat_drops(runs: Iterable[RunSpec], folder: str) -> Iterator[RunSpec]:
-    """Runs on all data, with the drops of the learning rate of their first stage in `folder`: see ERM++."""
+    """Runs on all data, which repeat the drops of the learning rate of their first stage in `folder`: see ERM++."""
     finished = {run.spec.id: run for run in read_runs(Path(folder)) if is_settled(run)}
     for spec in runs:
         first = finished.get(first_stage(spec).id)
@@ -221,7 +221,7 @@ def _hparam_names(sweep: SweepSpec, entry: DatasetEntry, algorithm: str) -> set[
 
 
 def search_ranges(sweep: SweepSpec, dataset: str, algorithm: str) -> dict[str, "BaseDistribution"]:
-    """The search ranges of an algorithm's hyperparameters; those that are constant or set by hand have none."""
+    """The search ranges of an algorithm's hyperparameters, except those that are constant or set by hand."""
     space = _space(sweep, dataset_entry(dataset), algorithm)
     found = {row.name: distribution(row) for row in space.rows if row.name not in sweep.hparams}
     ranges = {name: kind for name, kind in found.items() if kind is not None}

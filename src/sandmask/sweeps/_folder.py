@@ -30,12 +30,12 @@ class SweepFolder:
 
     @property
     def work(self) -> Path:
-        """The work of missing runs, by which the time left is estimated."""
+        """The file with the estimated work of missing runs, from which the time left is computed."""
         return self.path / "work.json"
 
     @property
     def journal(self) -> Path:
-        """The studies of a search."""
+        """The file with the studies of a search."""
         return self.path / "search.journal"
 
     @property
@@ -44,11 +44,11 @@ class SweepFolder:
         return self.path / "stacks"
 
     def records(self, stack: str) -> Path:
-        """A stack's finished runs."""
+        """The records of a stack's finished runs."""
         return self.stacks / f"{stack}{ARCHIVE_SUFFIX}"
 
     def checkpoint(self, stack: str) -> Path:
-        """A stack's state while it trains."""
+        """The checkpoint of a stack, while it trains."""
         return self.stacks / f"{stack}.checkpoint.safetensors"
 
     def models(self, stack: str) -> Path:
@@ -92,7 +92,8 @@ class SweepFolder:
             if old is not None and (reasons := refused_changes(old, sweep)):
                 raise SandmaskError(
                     f"{self.path} holds another sweep: {'; '.join(reasons)}. Request at least the same runs "
-                    "(more draws, trials, algorithms, datasets or environments extend it), or choose another folder."
+                    "(more draws, trials, algorithms, datasets or environments extend it; --only trains some of them), "
+                    "or choose another folder."
                 )
             if old != sweep:
                 write_sweep(sweep, self.request)

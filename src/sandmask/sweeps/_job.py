@@ -25,9 +25,9 @@ from sandmask.records import RunRecord, RunSpec, write_archive
 from sandmask.sweeps._cost import GUESSED_BYTES, SHARE, available_memory, calibrate, fitting, work_of
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
-from sandmask.sweeps._search import Pruning
+from sandmask.sweeps._progress import ProgressWriter, expected_seconds
+from sandmask.sweeps._pruning import Pruning
 from sandmask.sweeps._stacks import equal_parts, split_or_remove, stack_id
-from sandmask.sweeps._status import StackProgress, expected_seconds
 from sandmask.training import choose_device, stack_key, train_stack
 from sandmask.training.checkpoint import DamagedFileError, load_metadata
 from sandmask.training.specs import trains_alone
@@ -37,21 +37,23 @@ State = Literal["done", "taken", "memory", "failed", "stopped", "late"]
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How stacks are trained, the same for all of a sweep. On a GPU `fast` and `compiled` may change a run's last bits.
+    """Options for training stacks, the same for all jobs of a sweep.
 
-    `compiled` is for networks that train alone: those that stack have kernels of their own. `allowances` are options of
-    the dataset to turn on, such as skip_corrupt.
+    On a GPU, `fast` and `compiled` may change the last bits of a run. `compiled` applies only to networks that train
+    alone; networks that are stacked have kernels of their own. `allowances` are names of dataset options to turn on,
+    such as skip_corrupt.
 
-    `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
-    records back with the outcome, for a worker that does not share the driver's disk. `diagnostics` and `metrics` add
-    to the records, and `train_eval_limit` limits the training examples that are evaluated. `loggers` receive every
-    run that is done. `pruner` is that of a search.
+    `session` names a file in the folder: when it appears, the sweep's jobs save and stop. With `carry`, the outcome
+    contains the records, for a worker that does not share the driver's disk. `diagnostics` and `metrics` add to the
+    records, and `train_eval_limit` limits the training examples that are evaluated. `loggers` receive every finished
+    run. `pruner` is the pruner of a search.
 
-    Training stops with checkpoints when `ends` (a time in seconds since 1970) has come. A stack that has not finished
-    by then is "late"; one that is not expected to finish by then is late, too, and does not start.
+    At the time `ends` (in seconds since 1970), training stops with checkpoints. A stack that has not finished by then
+    is "late". A stack that is not expected to finish by then is also "late", and is not started.
 
-    `cores` are those of a worker on another machine than the driver's: it divides a stack that its own machine has too
-    little memory for, where up to `workers` of them may train. With `calibrate`, it measures what a run takes.
+    `cores` is set for a worker on another machine than the driver, and is the number of its cores. The worker divides
+    a stack that does not fit into the memory of its machine, on which up to `workers` workers may train. With
+    `calibrate`, it measures how much memory a run takes.
     """
 
     folder: str
@@ -79,7 +81,7 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """A stack and how to train it; `work` is how much that is, in any unit, or 0 if it is not known."""
+    """A stack and how to train it. `work` is the estimated work in any unit, or 0 if it is not known."""
 
     source: str  # the dataset: a name, or a folder
     specs: tuple[dict[str, Any], ...]
@@ -89,7 +91,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a job. `runs` could not be trained; `message` says why."""
+    """The outcome of a job. `runs` are the ids of runs that could not be trained, and `message` says why."""
 
     state: State
     stack: str
@@ -98,12 +100,12 @@ class Outcome:
     archives: dict[str, bytes] = field(default_factory=dict)
 
 
-_worker: dict[str, str] = {}  # the device that a worker process was dealt
-_limits: dict[tuple[object, ...], int] = {}  # the most runs that fitted, where more did not
+_worker: dict[str, str] = {}  # the device that this worker process was assigned
+_limits: dict[tuple[object, ...], int] = {}  # largest stacks by stack key, after larger ones ran out of memory
 
 
 def deal_device(device: str) -> None:
-    """Tell this process the device that its jobs should use when they name none."""
+    """Set the device for jobs in this process that do not name one."""
     _worker["device"] = device
 
 
@@ -160,9 +162,9 @@ def run_job(job: Job) -> Outcome:
                 return Outcome(state, stack)
             except SandmaskError as error:
                 return Outcome("failed", stack, tuple(ids), str(error))
-    except SandmaskError:  # of the whole folder, and not of this stack: the driver reports it
+    except SandmaskError:  # concerns the whole folder; the driver reports it
         raise
-    except Exception as error:  # noqa: BLE001 - one stack's failure is not the others'
+    except Exception as error:  # noqa: BLE001 - other stacks continue
         return Outcome("failed", stack, tuple(ids), _explained(error, folder.stacks / f"{stack}.error.txt"))
 
 
@@ -177,7 +179,7 @@ def _why_stop(options: JobOptions, folder: SweepFolder) -> State | None:
 
 
 def _work_left(job: Job, checkpoint: Path, steps: int) -> float:
-    """The work of a job without the steps of its checkpoint, if there is one."""
+    """The work of a job, without the steps before its checkpoint if there is one."""
     try:
         return job.work * (1 - int(load_metadata(checkpoint)["done"]) / steps) if checkpoint.exists() else job.work
     except (SandmaskError, KeyError, TypeError, ValueError):  # damaged, or another program has just removed it
@@ -213,7 +215,7 @@ class _Training:
     def __init__(self, job: Job, specs: Sequence[RunSpec], folder: SweepFolder, stop: Callable[[], bool]) -> None:
         self.options, self.specs, self.folder, self.stack = job.options, specs, folder, stack_id(specs)
         self.device = choose_device(job.options.device or _worker.get("device"))
-        self.progress = StackProgress(
+        self.progress = ProgressWriter(
             folder,
             self.stack,
             specs,
@@ -230,7 +232,7 @@ class _Training:
     def run(self) -> Outcome:
         first = self.specs[0]
         too_large = self._train_all(self.specs)
-        with suppress(OSError):  # it only informs
+        with suppress(OSError):  # training does not need this file
             self.progress.write("memory" if too_large else "done", done=first.steps)
         if not too_large:
             return Outcome("done", self.stack, archives=self.archives)

@@ -26,7 +26,7 @@ def turn(folder: Path) -> Iterator[None]:
 
 
 def _opened(path: Path, mode: str) -> FileIO:
-    """A file to lock, opened for writing, as network disks require, or for reading if that is not permitted."""
+    """Open a file to lock: for writing, as network disks require, or for reading if writing is not permitted."""
     try:
         return FileIO(path, mode)
     except OSError:
@@ -37,7 +37,7 @@ def _opened(path: Path, mode: str) -> FileIO:
 
 @contextmanager
 def claim(folder: Path, stack: str, run_ids: Sequence[str]) -> Iterator[bool]:
-    """Hold a stack's lock while it is trained; False if another process trains one of its runs."""
+    """Hold a stack's lock while it is trained. Yields False if another process trains one of its runs."""
     path = folder / f"{stack}{_SUFFIX}"
     with turn(folder):
         file = None if claimed(folder) & set(run_ids) else _taken(path, run_ids)
@@ -69,12 +69,12 @@ def _taken(path: Path, run_ids: Sequence[str]) -> FileIO | None:
 
 
 def claimed(folder: Path) -> set[str]:
-    """The runs that are being trained. Call it while holding the `turn`."""
+    """The ids of runs that are being trained. Call this while holding the `turn`."""
     return {run for runs in claims(folder).values() for run in runs}
 
 
 def claims(folder: Path) -> dict[str, list[str]]:
-    """The stacks that are being trained, and their runs. Call it while holding the `turn`."""
+    """The stacks that are being trained, with the ids of their runs. Call this while holding the `turn`."""
     found: dict[str, list[str]] = {}
     for path in folder.glob(f"*{_SUFFIX}"):
         try:

@@ -95,7 +95,7 @@ def make_pruner(name: str, spec: RunSpec) -> "BasePruner":
 
 
 def distribution(hparam: Hparam) -> "BaseDistribution | None":
-    """The range of a hyperparameter for Optuna; None for a constant."""
+    """The range of a hyperparameter as a distribution of Optuna; None for a constant."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     draw = hparam.draw
@@ -122,7 +122,7 @@ class DamagedJournalError(SandmaskError):
 def open_journal(path: Path) -> "JournalStorage":
     """The studies in a journal file, which is created if it does not exist.
 
-    An incomplete last line, left by a killed process, is removed, because the line appended to it would be lost.
+    An incomplete last line, left by a killed process, is removed, because the next line would be appended to it.
     """
     require()
     from optuna.storages import JournalStorage
@@ -143,7 +143,7 @@ def open_journal(path: Path) -> "JournalStorage":
         raise
     except Exception as error:  # a damaged line may raise anything when it is replayed
         said = " ".join(str(error).split())
-        raise DamagedJournalError(f"{path} is damaged: {said}. Rerun the sweep; it uses the records.") from error
+        raise DamagedJournalError(f"{path} is damaged: {said}. Rerun the sweep to rebuild it.") from error
 
 
 def _ends_whole(path: Path) -> bool:
@@ -155,7 +155,7 @@ def _ends_whole(path: Path) -> bool:
 
 
 def _last_line_error(path: Path) -> ValueError | None:
-    """What is wrong with the last line of a journal. Optuna ignores that, until another line follows."""
+    """The error in the last line of a journal, or None. Optuna ignores such an error until another line follows."""
     try:
         for line in path.read_bytes().splitlines()[-1:]:
             json.loads(line)
@@ -187,7 +187,7 @@ class _Lock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock during a block."""
+        """Hold the lock within this context."""
         self.acquire()
         try:
             yield

@@ -32,7 +32,7 @@ from sandmask.training.specs import SHAPE_HPARAMS
 if TYPE_CHECKING:
     import pandas as pd
 
-GPU_RUNS = 16  # about as many runs of a small network fill a GPU
+GPU_RUNS = 16  # about this many runs of a small network fill a GPU
 # Multiplications that take as long as the fixed costs of a step of one run, in stacks of 16 runs; for an H200, see
 # results/h200/logs/spirals-fp32x3.txt.
 CPU_STEP, GPU_STEP = 1e7, 2e8
@@ -53,9 +53,10 @@ def _kind(spec: RunSpec) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class StackEstimate:
-    """A planned stack and what it takes alone on a device; `seconds` is None where nothing was measured.
+    """A planned stack, and the time, memory and disk space that it needs if it trains alone on a device.
 
-    In `full_seconds` of these, the device is full: stacks that share it take turns for that time.
+    `seconds` is None if nothing was measured. For `full_seconds` of this time, the device is fully used, and stacks
+    that share it must take turns.
     """
 
     stack: PlannedStack
@@ -82,7 +83,7 @@ class Estimator:
     :param expansion: all runs of the sweep.
     :param options: options of its jobs.
     :param device: where stacks train.
-    :param measure: measure a few steps; without, there are no times, and memory is a guess.
+    :param measure: measure a few steps; otherwise there are no times, and memory is a guess.
     :param elsewhere: the kind of device, "cpu" or "cuda", of workers on other machines: see `cap`.
     :param notice: called with messages for the user.
     """
@@ -106,12 +107,12 @@ class Estimator:
         self._parameters: dict[tuple[object, ...], int] = {}
 
     def cap(self, missing: int, workers: int = 1, most: int | None = None) -> Cap:
-        """Return the function that limits the size of stacks: they fit into memory, and every worker has work.
+        """Return the function that limits the size of stacks, so that they fit into memory and every worker has work.
 
         A stack that turns out too large for a GPU is halved there. Workers on other machines divide stacks themselves.
 
-        :param missing: runs that are left to train.
-        :param workers: stacks that train at a time.
+        :param missing: number of runs that are left to train.
+        :param workers: number of stacks that train at a time.
         :param most: the user's own limit.
         """
         if most is not None and most < 1:
@@ -130,7 +131,7 @@ class Estimator:
     def arrange(self, workers: int) -> Arrange:
         """Return the function that puts stacks into the order of training.
 
-        :param workers: stacks that train at a time.
+        :param workers: number of stacks that train at a time.
         """
         fill = GPU_RUNS if self._on_gpu else 1
         return lambda stacks: balanced(stacks, workers, lambda spec: self._work(spec).total, fill)
@@ -150,7 +151,7 @@ class Estimator:
         )
 
     def step_work(self, spec: RunSpec) -> float:
-        """About the time of a step of a run with its share of the evaluations, in multiplications."""
+        """The approximate work of a step of a run with its share of the evaluations, in multiplications."""
         return self._work(spec).total / spec.steps + (GPU_STEP if self._on_gpu else CPU_STEP)
 
     def _dataset(self, name: str) -> Dataset:
@@ -189,9 +190,10 @@ class Estimator:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep's missing runs in stacks, and what they take with `workers` of them at a time, which share `devices`.
+    """The missing runs of a sweep in stacks, and the time, memory and disk space that they need.
 
-    Without `devices`, each worker has its own. `notes` say what cannot be trained, or what the folder already holds.
+    `workers` stacks train at a time. They share `devices` devices, or each has its own if this is None. `notes` are for
+    the user, for example on requests that give no runs.
     """
 
     runs: int
@@ -203,7 +205,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Wall-clock time, about; None where nothing was measured.
+        """The approximate wall-clock time; None if nothing was measured.
 
         Several workers on one GPU hide the fixed costs of each other's steps, but do not compute faster together.
         """
@@ -264,9 +266,9 @@ def make_plan(
     :param finished: ids of the finished runs.
     :param estimator: estimates time and memory of stacks.
     :param cap: function of the specs of a stack that returns its largest size.
-    :param workers: stacks that train at a time.
+    :param workers: number of stacks that train at a time.
     :param notes: notes for the user.
-    :param devices: devices that the workers share; each has its own if not given.
+    :param devices: number of devices that the workers share; each has its own if not given.
     """
     missing = [run for run in runs if run.id not in finished]
     stacks = [estimator.estimate(stack) for stack in estimator.arrange(workers)(group(missing, cap))]

@@ -23,7 +23,7 @@ from sandmask.sweeps._status import write_work
 from sandmask.sweeps.executors import InlineExecutor
 
 POLL_SECONDS = 0.3
-LOSSES = 20  # of workers in a row, without a finished run in between, before their runs are given up
+LOSSES = 20  # lost workers in a row, without a finished run in between, before their runs are given up
 LONGEST = 400  # characters of an error in a message
 
 
@@ -40,7 +40,7 @@ class SweepResult:
 
 
 class _TimeIsUpError(Exception):
-    """The time limit has come while stacks train."""
+    """The time limit was reached while stacks train."""
 
 
 def run_sweep(
@@ -57,7 +57,7 @@ def run_sweep(
     """Train every run that is missing in the folder.
 
     An interrupt stops the jobs, which save, and is raised again. Runs that another process is training are waited for.
-    The time limit of `options` stops the jobs, too; stacks that are not expected to finish by then are not started.
+    The time limit of `options` also stops the jobs. Stacks that are not expected to finish by then are not started.
 
     :param folder: the sweep's folder.
     :param expansion: all runs, from `expand`.
@@ -157,7 +157,7 @@ class _Driver:
                     self._note(future.result())
 
     def _train(self, stacks: Sequence[PlannedStack], futures: dict[Future[Outcome], PlannedStack]) -> None:
-        """Submit stacks and wait for them; a search adds stacks meanwhile. `futures` holds those that go on."""
+        """Submit stacks and wait for them; a search adds stacks meanwhile. `futures` holds the unfinished ones."""
         with self._open_executor() as executor:
             self._submit(executor, stacks, futures)
             broken: list[PlannedStack] = []
@@ -251,5 +251,5 @@ class _Driver:
         if self.losses == 1:  # further losses in a row are only counted
             self.notice(f"a worker was lost ({said}); scheduled again: {counted(len(runs), 'run')}")
         if self.losses > LOSSES:
-            reason = f"workers were lost {self.losses} times in a row, at last by {said}"
+            reason = f"workers were lost {self.losses} times in a row, most recently by {said}"
             self.result.failed.update(dict.fromkeys(runs, reason))

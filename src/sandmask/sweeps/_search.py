@@ -5,6 +5,7 @@ of training-domain selection, so held-out environments are not used. A journal t
 the records.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +22,8 @@ from sandmask.sweeps._expand import Expansion, search_ranges
 from sandmask.sweeps._folder import SweepFolder, stamp_of
 from sandmask.sweeps._locks import turn
 from sandmask.sweeps._optuna import DamagedJournalError, make_pruner, make_sampler, open_journal
+from sandmask.sweeps._pruning import rungs, study_name
 from sandmask.sweeps._spec import OPTUNA, SweepSpec
-from sandmask.training import Trainer
-from sandmask.training.evaluation import evaluation_steps
-from sandmask.training.keeping import training_mean
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -33,43 +32,31 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, TrialState
 
 GENERATIONS = 5  # a fifth of a study's runs train at a time, and the study learns from the others
-RUNGS = 10  # evaluations of a run, at most, at which the pruner is asked
-
-
-def study_name(spec: RunSpec) -> str:
-    """The name of the study that a run belongs to."""
-    return f"{spec.dataset} {spec.algorithm} env{spec.test_envs[0]} trial{spec.trial_seed}"
-
-
-def rungs(spec: RunSpec) -> list[int]:
-    """The evaluation steps at which the pruner is asked about a run. The last step is not one of them."""
-    steps = list(evaluation_steps(spec.steps, spec.checkpoint_every))[:-1]
-    return steps[:: -(-len(steps) // RUNGS) or 1]
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What a study learns from the record of a run; `value` is None where there is no evaluation."""
+    """What a study learns from the record of a run that has ended.
+
+    A run that diverged is judged by its earlier evaluations, as in selection; it has failed if there are none.
+    """
 
     spec: RunSpec
-    status: str
-    value: float | None
-    curve: Mapping[int, float]  # by rung
-
-    @property
-    def state(self) -> "TrialState":
-        """Optuna's state. A run that diverged is judged by its earlier evaluations, as in selection."""
-        from optuna.trial import TrialState
-
-        ended = TrialState.PRUNED if self.status == "pruned" else TrialState.COMPLETE
-        return TrialState.FAIL if self.value is None else ended
+    state: "TrialState"
+    value: float | None  # the objective; None if there is no evaluation
+    intermediate_values: dict[int, float]  # the objective at rungs
 
 
 def _result(run: RunRecord) -> _Result:
+    from optuna.trial import TrialState
+
     values = mean_over_environments(run.accuracy_out[:, run.train_envs])
     curve = dict(zip(run.steps.tolist(), values.tolist(), strict=True))
-    value = float(values.max()) if len(values) else None
-    return _Result(run.spec, run.status, value, {step: curve[step] for step in rungs(run.spec) if step in curve})
+    at_rungs = {step: curve[step] for step in rungs(run.spec) if step in curve}
+    if not curve:
+        return _Result(run.spec, TrialState.FAIL, None, at_rungs)
+    state = TrialState.PRUNED if run.status == "pruned" else TrialState.COMPLETE
+    return _Result(run.spec, state, float(values.max()), at_rungs)
 
 
 @cache
@@ -95,37 +82,33 @@ class Search:
     ) -> None:
         self.folder, self.sweep = folder, sweep
         self._storage = _open_or_replace(folder.journal, notice)
+        ranges = cache(lambda dataset, algorithm: search_ranges(sweep, expansion.sources[dataset], algorithm))
         templates: defaultdict[str, list[RunSpec]] = defaultdict(list)
         for spec in expansion.runs:  # in the order of their numbers
             templates[study_name(spec)].append(spec)
-        ranges = cache(lambda dataset, algorithm: search_ranges(sweep, expansion.sources[dataset], algorithm))
-        self._studies = {
-            name: _Study(self._storage, sweep, own, ranges(own[0].dataset, own[0].algorithm))
-            for name, own in templates.items()
-        }
+        self._studies = [
+            _Study(self._storage, sweep, runs, ranges(runs[0].dataset, runs[0].algorithm))
+            for runs in templates.values()
+        ]
 
     @property
     def at_a_time(self) -> int:
         """The number of runs that are under way at a time."""
-        return sum(study.batch for study in self._studies.values())
+        return sum(study.batch for study in self._studies)
 
-    def _results(self) -> dict[str, dict[int, _Result]]:
-        """The results of finished runs, by study and number."""
+    def _read_results(self) -> None:
+        """Give each study the results of its finished runs."""
         found: defaultdict[str, list[_Result]] = defaultdict(list)
         for file in files_below(self.folder.path, ARCHIVE_SUFFIX):
             for result in _results_in(file, stamp_of(file)):
                 found[study_name(result.spec)].append(result)
-        return {name: study.own(found[name]) for name, study in self._studies.items()}
+        for study in self._studies:
+            study.set_results(found[study.name])
 
     def runs(self) -> tuple[RunSpec, ...]:
         """Every run of the sweep: those that were proposed, and stand-ins for the others. Nothing is written."""
-        results = self._results()
-        known = {study.study_name for study in self._storage.get_all_studies()}
-        found: list[RunSpec] = []
-        for name, study in self._studies.items():
-            proposed = study.proposed(study.trials() if name in known else [], results[name])
-            found += [proposed.get(number, like) for number, like in enumerate(study.templates)]
-        return tuple(found)
+        self._read_results()
+        return tuple(run for study in self._studies for run in study.runs())
 
     def propose(self, failed: Collection[str] = ()) -> list[RunSpec]:
         """Tell the studies what has finished, and ask them for new runs. Return all runs proposed so far.
@@ -133,12 +116,10 @@ class Search:
         :param failed: ids of runs that could not be trained, in whose place others are proposed.
         """
         with turn(self.folder.path):  # two programs must not ask for the same number
-            results = self._results()
-            found: list[RunSpec] = []
-            for name, study in self._studies.items():
-                study.advance(results[name], failed)
-                found += study.proposed(study.trials(), results[name]).values()
-            return found
+            self._read_results()
+            for study in self._studies:
+                study.advance(failed)
+            return [run for study in self._studies for run in study.proposed().values()]
 
 
 def open_search(
@@ -166,7 +147,10 @@ def _open_or_replace(path: Path, notice: Callable[[str], object] | None) -> "Jou
 
 
 class _Study:
-    """One study: a dataset, an algorithm, a held-out environment and a trial. Number n is the run of draw n."""
+    """The study of a dataset, an algorithm, a held-out environment and a trial.
+
+    Proposal n has the same number in the journal (trial n), and is the run of draw n with other hyperparameters.
+    """
 
     def __init__(
         self,
@@ -175,87 +159,104 @@ class _Study:
         templates: Sequence[RunSpec],
         ranges: Mapping[str, "BaseDistribution"],
     ) -> None:
-        self._storage, self._sweep, self.templates, self._ranges = storage, sweep, templates, dict(ranges)
         self.name = study_name(templates[0])
-        self.batch = -(-len(templates) // GENERATIONS)
+        self.batch = math.ceil(len(templates) / GENERATIONS)
+        self._storage, self._sweep, self._templates, self._ranges = storage, sweep, templates, dict(ranges)
+        self._results: dict[int, _Result] = {}  # of finished runs, by number
 
-    def own(self, results: Iterable[_Result]) -> dict[int, _Result]:
-        """The results that are of this study's runs, by number. The folder may have records of an earlier sweep."""
-        found = {result.spec.hparams_seed: result for result in results}
-        return {
+    def set_results(self, results: Iterable[_Result]) -> None:
+        """Keep the results of this study's runs. The folder may also have records of other sweeps."""
+        self._results = {
             number: result
-            for number, result in sorted(found.items())
-            if number < len(self.templates) and self._filled(number, result.spec.hparams) == result.spec
+            for result in results
+            if (number := result.spec.hparams_seed) < len(self._templates)
+            and self._run(number, result.spec.hparams) == result.spec
         }
 
-    def _filled(self, number: int, values: Mapping[str, float]) -> RunSpec:
-        """The run of a number with these values of what is searched."""
-        template = self.templates[number]
-        return replace(template, hparams={**template.hparams, **{k: v for k, v in values.items() if k in self._ranges}})
+    def runs(self) -> list[RunSpec]:
+        """The runs that were proposed, and the templates of the others."""
+        proposed = self.proposed()
+        return [proposed.get(number, template) for number, template in enumerate(self._templates)]
 
-    def trials(self) -> list["FrozenTrial"]:
-        """The study's trials in the journal."""
-        return self._storage.get_all_trials(self._storage.get_study_id_from_name(self.name), deepcopy=False)
-
-    def proposed(self, trials: Iterable["FrozenTrial"], results: Mapping[int, _Result]) -> dict[int, RunSpec]:
+    def proposed(self) -> dict[int, RunSpec]:
         """The runs that were proposed, by number; finished ones as they were trained."""
-        asked = {trial.number: self._filled(trial.number, trial.params) for trial in trials if not _is_waiting(trial)}
-        return {**asked, **{number: result.spec for number, result in results.items()}}
+        found = {trial.number: self._run(trial.number, trial.params) for trial in filter(_is_proposed, self._trials())}
+        return {**found, **{number: result.spec for number, result in self._results.items()}}
+
+    def _run(self, number: int, values: Mapping[str, float]) -> RunSpec:
+        """The run of a number with these values of the hyperparameters that are searched."""
+        template = self._templates[number]
+        searched = {name: value for name, value in values.items() if name in self._ranges}
+        return replace(template, hparams={**template.hparams, **searched})
+
+    def _trials(self) -> list["FrozenTrial"]:
+        """The trials in the journal; none if the study is not in it yet."""
+        try:
+            study_id = self._storage.get_study_id_from_name(self.name)
+        except KeyError:
+            return []
+        return self._storage.get_all_trials(study_id, deepcopy=False)
 
     @cached_property
     def _study(self) -> "Study":
+        """Optuna's object. The study is created in the journal if it is not in it yet."""
         from optuna import create_study, load_study
 
-        pruner = make_pruner(self._sweep.pruner, self.templates[0])
-        if self.name in {study.study_name for study in self._storage.get_all_studies()}:
+        pruner = make_pruner(self._sweep.pruner, self._templates[0])
+        try:
             return load_study(study_name=self.name, storage=self._storage, pruner=pruner)
-        return create_study(study_name=self.name, storage=self._storage, pruner=pruner, direction="maximize")
+        except KeyError:
+            return create_study(study_name=self.name, storage=self._storage, pruner=pruner, direction="maximize")
 
-    def advance(self, results: Mapping[int, _Result], failed: Collection[str]) -> None:
+    def advance(self, failed: Collection[str]) -> None:
         """Report results, and ask for as many new runs as should train at a time."""
         from optuna.trial import TrialState
 
-        study = self._study
-        self._tell(results)
-        trials = self.trials()
+        self._restore_trials()
+        self._finish_trials()
+        trials, proposed = self._trials(), self.proposed()
         if not trials:
-            study.enqueue_trial(self._defaults())
-        specs = self.proposed(trials, results)
+            self._study.enqueue_trial(self._defaults())
         running = [trial.number for trial in trials if trial.state == TrialState.RUNNING]
-        under_way = sum(specs[number].id not in failed for number in running)
-        asked = sum(not _is_waiting(trial) for trial in trials)
-        for number in range(asked, min(len(self.templates), asked + self.batch - under_way)):
-            study.sampler = make_sampler(self._sweep.sampler, seed_hash(self.name, self._sweep.seed), number)
-            study.ask(self._ranges)
+        under_way = sum(proposed[number].id not in failed for number in running)
+        so_far = sum(map(_is_proposed, trials))
+        for number in range(so_far, min(len(self._templates), so_far + self.batch - under_way)):
+            self._study.sampler = make_sampler(self._sweep.sampler, seed_hash(self.name, self._sweep.seed), number)
+            self._study.ask(self._ranges)
 
-    def _tell(self, results: Mapping[int, _Result]) -> None:
-        """Finish the trials of runs that have ended. Trials that the journal has lost are added again."""
-        from optuna.trial import TrialState, create_trial
+    def _restore_trials(self) -> None:
+        """Add the trials of finished runs that the journal has lost."""
+        from optuna.trial import create_trial
 
-        trials = self.trials()
-        for number in range(len(trials), max(results, default=-1) + 1):
-            if number not in results:
-                self._study.enqueue_trial({})  # this run was training; another one is proposed instead
+        for number in range(len(self._trials()), max(self._results, default=-1) + 1):
+            if number not in self._results:
+                self._study.enqueue_trial({})  # this run has not finished; another one will be proposed in its place
                 continue
-            result = results[number]
+            result = self._results[number]
             self._study.add_trial(
                 create_trial(
                     state=result.state,
                     value=result.value,
                     params={name: result.spec.hparams[name] for name in self._ranges},
                     distributions=self._ranges,
-                    intermediate_values=dict(result.curve),
+                    intermediate_values=result.intermediate_values,
                 )
             )
-        for trial in trials:
-            if trial.state == TrialState.RUNNING and trial.number in results:
-                result = results[trial.number]
+
+    def _finish_trials(self) -> None:
+        """Tell Optuna the results of runs that have ended."""
+        from optuna.trial import TrialState
+
+        for trial in self._trials():
+            if trial.state == TrialState.RUNNING and trial.number in self._results:
+                result = self._results[trial.number]
+                # Optuna takes the value of a pruned trial from its intermediate values.
                 value = result.value if result.state == TrialState.COMPLETE else None
                 self._study.tell(trial.number, value, result.state)
 
     def _defaults(self) -> dict[str, float]:
-        """The defaults, number 0 of random draws too, that are within the ranges."""
-        values = self.templates[0].hparams
+        """The defaults, as in draw 0, as far as they are within the ranges."""
+        values = self._templates[0].hparams
         return {name: values[name] for name, kind in self._ranges.items() if _contains(kind, values[name])}
 
 
@@ -264,67 +265,8 @@ def _contains(kind: "BaseDistribution", value: float) -> bool:
     return value in choices if choices is not None else kind.low <= value <= kind.high  # type: ignore[attr-defined]
 
 
-def _is_waiting(trial: "FrozenTrial") -> bool:
+def _is_proposed(trial: "FrozenTrial") -> bool:
+    """Whether a trial has hyperparameters. A waiting trial gets them when Optuna is next asked for a proposal."""
     from optuna.trial import TrialState
 
-    return trial.state == TrialState.WAITING
-
-
-class Pruning:
-    """Asks the pruner about the runs of a stack while they train, as `on_evaluation` of `train_stack`.
-
-    Once half of the runs are pruned, the stack stops, and the others continue from its checkpoint as a smaller stack.
-
-    :param folder: the sweep's folder.
-    :param specs: the runs of the stack.
-    :param pruner: one of `PRUNERS`.
-    """
-
-    def __init__(self, folder: SweepFolder, specs: Sequence[RunSpec], pruner: str) -> None:
-        from optuna import load_study
-        from optuna.samplers import RandomSampler
-
-        self.specs, self.rungs = specs, rungs(specs[0])
-        self._storage = open_journal(folder.journal)
-        self._studies = {
-            name: load_study(
-                study_name=name,
-                storage=self._storage,
-                sampler=RandomSampler(),  # is not used
-                pruner=make_pruner(pruner, specs[0]),
-            )
-            for name in map(study_name, specs)
-        }
-
-    def __call__(self, trainer: Trainer, step: int) -> None:
-        """Ask about every run after an evaluation."""
-        from optuna.trial import TrialState
-
-        at_rung = step in self.rungs
-        if not at_rung and step < trainer.steps - 1:
-            return
-        outside, diverged_at = trainer.history.accuracies(step).outside, trainer.diverged_at
-        for k, spec in enumerate(self.specs):
-            trial = self._trial(spec)
-            if trial.state == TrialState.PRUNED:  # before the checkpoint that the stack resumed from, or in it
-                trainer.pruned_at.setdefault(k, step if trial.last_step is None else trial.last_step)
-            elif at_rung and diverged_at[k] < 0 and not trial.state.is_finished():  # finished: its records were lost
-                value = training_mean(outside[k], spec)
-                if self._is_hopeless(spec, trial, step, value):
-                    trainer.pruned_at[k] = step
-        trainer.stopping = at_rung and 2 * len(trainer.pruned_at) >= len(self.specs)
-
-    def _trial(self, spec: RunSpec) -> "FrozenTrial":
-        study_id = self._storage.get_study_id_from_name(study_name(spec))
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, spec.hparams_seed)
-        return self._storage.get_trial(trial_id)
-
-    def _is_hopeless(self, spec: RunSpec, trial: "FrozenTrial", step: int, value: float) -> bool:
-        from optuna.trial import TrialState
-
-        study = self._studies[study_name(spec)]
-        self._storage.set_trial_intermediate_value(trial._trial_id, step, value)  # noqa: SLF001 - no public name
-        if not study.pruner.prune(study, self._trial(spec)):
-            return False
-        study.tell(spec.hparams_seed, state=TrialState.PRUNED)
-        return True
+    return trial.state != TrialState.WAITING

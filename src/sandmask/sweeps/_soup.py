@@ -1,4 +1,4 @@
-"""Soups and ensembles: combine the kept models of a cell of a sweep, which differ in hyperparameters, to one model.
+"""Soups and ensembles: combine the kept models of a cell of a sweep, which differ in hyperparameters.
 
 A **soup** is the mean of the weights of runs that started from the same weights (Wortsman et al., 2022; DiWA, Rame et
 al., 2022). The uniform soup takes every run. The greedy one adds runs in the order of their validation accuracy, and
@@ -54,7 +54,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The kept models of one cell and trial, the best validation accuracy first. Of ties, it is the last draw."""
+    """The kept models of one cell and trial, in order of decreasing validation accuracy, then of decreasing draws."""
 
     members: tuple[Member, ...]
 
@@ -249,7 +249,7 @@ def _evaluated(stack: Stack, models: Sequence[Model]) -> RunRecord:
 
 
 def _adapted(stack: Stack, model: Model, kind: str) -> RunRecord:
-    """Evaluate T3A or UniDG of a model, with the settings with the best validation accuracy; of ties, the first."""
+    """Evaluate T3A or UniDG of a model, with the first of the settings with the highest validation accuracy."""
     plain = Classified.by(*model, stack.dataset, stack.specs[0])
     tried = []
     for settings, classified in [({}, plain)] if kind == T3A else tuned(*model, plain):

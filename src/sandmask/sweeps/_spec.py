@@ -33,15 +33,17 @@ PRUNERS = ("median", "hyperband", "none")
 class SweepSpec:
     """Datasets x algorithms x held-out environments x hyperparameter draws x trials.
 
-    `test_envs` are names or numbers, or ("all",): those that the tables report. `n_hparams` draws are numbers 0 (the
-    defaults) to n - 1. `hparams` are set by hand in every draw of the algorithms that have them. What is None
-    follows the dataset's protocol. `seed` changes every run's own seed, and nothing else. `averages` of the weights
-    ("sma", "ema", "swad") are evaluated beside the weights themselves. `metrics` beyond accuracy are recorded;
-    `train_eval_limit` limits the examples of each training environment that are evaluated, None to all of them.
+    `test_envs` are names or numbers, or ("all",) for the environments that the tables report. There are `n_hparams`
+    draws: number 0 is the defaults, the others are random. `hparams` are set by hand in every draw of the algorithms
+    that have them. `steps`, `checkpoint_every` and `network` are those of the dataset's protocol if they are None.
+    `seed` changes every run's own seed and the proposals of a search, but not random draws. `averages` of the weights
+    ("sma", "ema", "swad") are evaluated in addition to the weights themselves. `metrics` are recorded in addition to
+    accuracy. `train_eval_limit` limits the examples of each training environment that are evaluated; None means all.
+
     `keep_models` says which weights of each run stay in the folder ("none", "best", "last"). With `shared_init`, all
     runs of a trial start from the same weights. `first_stage` is the folder of a sweep of the same runs with
-    `lr_patience`, whose drops of the learning rate are repeated by runs on all data (`full_data`). With `search`
-    "optuna", its `sampler` proposes hyperparameters in place of random draws, and its `pruner` stops runs early.
+    `lr_patience`; runs on all data (`full_data`) repeat its drops of the learning rate. With `search` "optuna", the
+    `sampler` proposes hyperparameters instead of random draws, and the `pruner` stops runs early.
     """
 
     datasets: tuple[str, ...]
@@ -117,12 +119,12 @@ def refused_changes(old: SweepSpec, new: SweepSpec) -> list[str]:
         was, asked = getattr(old, name), getattr(new, name)
         if was == asked or _contains(name, was, asked):
             continue
-        reasons.append(f"{name} is {_shown(was)} there, {_shown(asked)} was asked for")
+        reasons.append(f"{name} is {_shown(was)} there, but {_shown(asked)} was requested")
     return reasons
 
 
 def _contains(name: str, was: Any, asked: Any) -> bool:
-    """Whether the new value of a field asks for all runs of the old one."""
+    """Whether the new value of a field includes all runs of the old one."""
     if name in _GROWING_NUMBERS:
         return bool(was <= asked)
     if name == "hparams":
@@ -189,7 +191,7 @@ def _checked(path: Path, key: str, value: Any) -> Any:
             return value
         raise SandmaskError(f"{path}: [hparams] should be a table of name = value. Found {value!r}.")
     declared = _FIELDS[key].type
-    kind = (get_args(declared) or (declared,))[0]  # of `int | None`, it is int
+    kind = (get_args(declared) or (declared,))[0]  # int for `int | None`
     if type(value) is not kind:
         raise SandmaskError(f"{path}: {key} should be {_KINDS[kind]}. Found {value!r}.")
     return value

@@ -20,11 +20,11 @@ from sandmask.training import split_checkpoint, stack_key
 from sandmask.training.checkpoint import DamagedFileError, load_metadata
 from sandmask.training.specs import trains_alone
 
-Cap = Callable[[Sequence[RunSpec]], int]  # the most runs of these (they share a key) that one program may have
+Cap = Callable[[Sequence[RunSpec]], int]  # from runs that share a key to the most that one program may have
 Arrange = Callable[[Sequence["PlannedStack"]], list["PlannedStack"]]
-SLACK = 1.1  # the time of the last worker to end, at most, relative to the mean
+SLACK = 1.1  # largest time of the last worker to end, relative to the mean
 MOST_CUTS = 256
-STOPPED_SECONDS = 3600.0  # after which the stop file of a killed program is removed
+STOPPED_SECONDS = 3600.0  # age at which the stop file of a killed program is removed
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def stack_id(specs: Iterable[RunSpec]) -> str:
 def group(specs: Iterable[RunSpec], cap: Cap) -> list[PlannedStack]:
     """Group runs into stacks, in the order of training.
 
-    Runs with one held-out environment come first, then trial by trial, and within a trial draw by draw, every dataset
-    and algorithm in turn, so that a sweep that is stopped early has compared its methods on about equally many draws.
-    Stacks that are larger than `cap` allows are cut into equal parts.
+    Runs with one held-out environment come first. They are in order of their trials, then draws, then datasets and
+    algorithms, so that a sweep that is stopped early has trained about equally many draws of each method. Stacks that
+    are larger than `cap` allows are cut into equal parts.
 
     :param specs: specs of the runs.
     :param cap: function of the specs of a stack that returns its largest size.
@@ -85,16 +85,16 @@ def _turn(spec: RunSpec) -> tuple[object, ...]:
 def balanced(
     stacks: Sequence[PlannedStack], workers: int, cost: Callable[[RunSpec], float], fill: int = 1
 ) -> list[PlannedStack]:
-    """Return stacks in the order of training by several workers, the last ones cut where workers would be idle.
+    """Return stacks in the order in which several workers train them. The last ones are cut if workers would be idle.
 
     Among stacks of the last trial, those that take longest come first: few runs of a large network cannot fill a GPU,
     and should train beside other stacks instead of alone at the end. Earlier trials stay in the order of `group`, which
     compares the methods on the same draws if the sweep is stopped.
 
     :param stacks: stacks in the order of a single worker.
-    :param workers: stacks that train at a time; with 1, nothing changes.
-    :param cost: about the time of a run, in any unit.
-    :param fill: runs that fill a device: fewer take as long as these.
+    :param workers: number of stacks that train at a time; with 1, nothing changes.
+    :param cost: function that returns the approximate time of a run, in any unit.
+    :param fill: number of runs that fill a device; fewer runs take as long.
     """
     if workers == 1 or not stacks:
         return list(stacks)

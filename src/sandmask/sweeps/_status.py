@@ -1,140 +1,15 @@
-"""Progress files of stacks, which workers write, and the status of a sweep, which any process can read."""
+"""The status of a sweep, which any process can read from its folder."""
 
-import json
-import os
-import socket
-import time
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from sandmask._files import replacing
-from sandmask.records import RunRecord, RunSpec
-from sandmask.selection import training_domain
+from sandmask.records import RunSpec
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claims, turn
-from sandmask.training import Accuracies, Progress
-from sandmask.training.keeping import training_mean
-
-WRITE_SECONDS = 1.0
-WARM_UPS = 4  # reports of a loop before its rate is measured: the first steps and evaluations compile kernels
-MARGIN = 1.1  # of the time that a stack is expected to take
-_CHECKSUM = "crc32"
-
-
-class StackProgress:
-    """Writes the progress file of a stack about once a second, and calls `stop` as often.
-
-    The best accuracies are those that training-domain selection would choose now, for each run.
-    """
-
-    def __init__(
-        self,
-        folder: SweepFolder,
-        stack: str,
-        specs: Sequence[RunSpec],
-        *,
-        device: str,
-        stop: Callable[[], bool],
-        session: str = "",
-        work: float = 0.0,
-    ) -> None:
-        self.path, self.stop, self._began = folder.progress(stack), stop, time.monotonic()
-        first = specs[0]
-        self.fields: dict[str, Any] = {
-            "stack": stack,
-            "dataset": first.dataset,
-            "algorithm": first.algorithm,
-            "runs": len(specs),
-            "steps": first.steps,
-            "device": device,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "session": session,
-            "work": work,
-        }
-        self.cells: dict[str, dict[str, Any]] = {}
-
-    def write(self, state: str, *, done: int, rate: float = 0.0) -> None:
-        """Write the file now."""
-        now = {"state": state, "updated": time.time(), "done": done, "rate": rate, "cells": list(self.cells.values())}
-        now["seconds"] = time.monotonic() - self._began
-        _write_json(self.path, {**self.fields, **now})
-
-    def follow(self, specs: Sequence[RunSpec]) -> Callable[[Progress], None]:
-        """A function for `on_progress` of the loop that trains these runs of the stack."""
-        self.fields["runs"] = len(specs)
-        reports, start, first, written = 0, 0.0, 0, 0.0
-
-        def on_progress(progress: Progress) -> None:
-            nonlocal reports, start, first, written
-            if progress.accuracies is not None:
-                self._see(specs, progress.accuracies)
-            now = time.monotonic()
-            reports += 1
-            if reports <= WARM_UPS:
-                start, first = now, progress.done
-            if now - written > WRITE_SECONDS:
-                written = now
-                rate = (progress.done - first) * len(specs) / (now - start) if now > start else 0.0
-                with suppress(OSError):  # training does not need this file
-                    self.write("running", done=progress.done, rate=rate)
-                if self.stop():
-                    raise KeyboardInterrupt
-
-        return on_progress
-
-    def finish(self, records: Sequence[RunRecord]) -> None:
-        """Replace the accuracies of finished runs by the final ones."""
-        for record in records:
-            if len(record.steps) and len(record.spec.test_envs) == 1:
-                choice = training_domain(record)
-                assert choice is not None
-                held_out = record.accuracy_in[choice.index, record.spec.test_envs[0]]
-                self.cells.pop(record.spec.id, None)
-                self._keep(record.spec, choice.value[0], float(held_out))
-
-    def _see(self, specs: Sequence[RunSpec], accuracies: Accuracies) -> None:
-        """Keep the best mean "out" accuracy over the training environments, and the held-out accuracy with it."""
-        for k, spec in enumerate(specs):
-            held_out = float(accuracies.inside[k, spec.test_envs[0]])
-            self._keep(spec, training_mean(accuracies.outside[k], spec), held_out)
-
-    def _keep(self, spec: RunSpec, value: float, held_out: float) -> None:
-        if len(spec.test_envs) != 1 or not np.isfinite(value):
-            return
-        known = self.cells.get(spec.id)
-        if known is None or value > known["value"]:
-            self.cells[spec.id] = {
-                "env": spec.test_envs[0],
-                "trial": spec.trial_seed,
-                "draw": spec.hparams_seed,
-                "value": value,
-                "held_out": held_out,
-            }
-
-
-@dataclass(frozen=True)
-class StackStatus:
-    """A stack that is being trained now."""
-
-    stack: str
-    dataset: str
-    algorithm: str
-    runs: int
-    done: int  # steps
-    steps: int
-    rate: float  # run-steps per second
-    device: str
-    host: str
-    updated: float  # time of the last update, in seconds since 1970
+from sandmask.sweeps._progress import Best, StackProgress, StackStatus, read_json, read_progress, write_json
 
 
 @dataclass(frozen=True)
@@ -185,54 +60,33 @@ def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
     :param runs: all runs of the sweep.
     """
     finished = folder.finished()
+    done = [run for run in runs if run.id in finished]
+    left = [run for run in runs if run.id not in finished]
     training: dict[str, list[str]] = {}
     if folder.stacks.is_dir():
         with turn(folder.stacks):
             training = claims(folder.stacks)
-    found = map(_read_json, sorted(folder.stacks.glob("[!.]*.progress.json")))
-    progress = [data for data in found if data is not None]
-    stacks = tuple(
-        StackStatus(**{each.name: data[each.name] for each in fields(StackStatus)})
-        for data in progress
-        if data["stack"] in training and data["state"] == "running"
-    )
-    done = [run for run in runs if run.id in finished]
+    progress = read_progress(folder)
+    stacks = tuple(each.status for each in progress if each.stack in training and each.state == "running")
+    resumable = {each.stack for each in progress if folder.checkpoint(each.stack).exists()}
     run_steps = sum(run.steps for run in runs)
-    steps_done = sum(run.steps for run in done) + sum(stack.runs * stack.done for stack in stacks)
-    alive = {data["stack"] for data in progress if folder.checkpoint(data["stack"]).exists()} | training.keys()
+    run_steps_done = sum(run.steps for run in done) + sum(stack.runs * stack.done for stack in stacks)
     return SweepStatus(
         planned=len(runs),
         done=len(done),
-        running=min(sum(stack.runs for stack in stacks), len(runs) - len(done)),
+        running=min(sum(stack.runs for stack in stacks), len(left)),
         run_steps=run_steps,
-        run_steps_done=min(steps_done, run_steps),
+        run_steps_done=min(run_steps_done, run_steps),
         rate=sum(stack.rate for stack in stacks),
         stacks=stacks,
-        standings=_standings(progress, alive, done),
-        seconds_left=_seconds_left([run for run in runs if run.id not in finished], stacks, training, folder),
+        standings=_standings(progress, training.keys() | resumable, done),
+        seconds_left=_seconds_left(left, stacks, training, folder),
     )
 
 
 def write_work(folder: SweepFolder, work: Mapping[str, float]) -> None:
     """Write the work of a step of each missing run, in any unit, by the run's id: see `SweepStatus`."""
-    _write_json(folder.work, {"runs": work})
-
-
-def expected_seconds(folder: SweepFolder, session: str, spec: RunSpec, work: float) -> float | None:
-    """The time that a stack may take, by those of the same call that are done; None while there are none.
-
-    Stacks of the same dataset and algorithm count, and the others while there are none of these.
-
-    :param folder: the sweep's folder.
-    :param session: the call's session: see `JobOptions`.
-    :param spec: spec of a run of the stack.
-    :param work: the work of the stack, in the unit of the others'.
-    """
-    found = map(_read_json, folder.stacks.glob("[!.]*.progress.json"))
-    done = [data for data in found if data and data["state"] == "done" and data.get("session") == session]
-    like = [data for data in done if (data["dataset"], data["algorithm"]) == (spec.dataset, spec.algorithm)]
-    timed = [(data["seconds"], data["work"]) for data in like or done if data["work"] > 0]
-    return MARGIN * work * sum(took for took, _ in timed) / sum(of for _, of in timed) if timed else None
+    write_json(folder.work, {"runs": work})
 
 
 def _seconds_left(
@@ -245,52 +99,32 @@ def _seconds_left(
     timed = [stack for stack in stacks if stack.rate > 0]
     if not timed:
         return None
-    work: dict[str, float] = (_read_json(folder.work) or {}).get("runs", {})
+    work: dict[str, float] = (read_json(folder.work) or {}).get("runs", {})  # of a step of each run
     mean = fmean([work[run.id] for run in left if run.id in work] or [1.0])
-    of_step = {stack.stack: next((work[run] for run in training[stack.stack] if run in work), mean) for stack in stacks}
-    work_left = sum(run.steps * work.get(run.id, mean) for run in left)
-    work_left -= sum(stack.runs * stack.done * of_step[stack.stack] for stack in stacks)
-    rate = sum(stack.rate * of_step[stack.stack] for stack in timed) * len(stacks) / len(timed)
-    return max(work_left / rate, *(stack.runs * (stack.steps - stack.done) / stack.rate for stack in timed))
+
+    def step_work(stack: StackStatus) -> float:
+        return next((work[run] for run in training[stack.stack] if run in work), mean)
+
+    work_done = sum(stack.runs * stack.done * step_work(stack) for stack in stacks)
+    work_left = sum(run.steps * work.get(run.id, mean) for run in left) - work_done
+    speed = sum(stack.rate * step_work(stack) for stack in timed) * len(stacks) / len(timed)
+    last_to_end = max(stack.runs * (stack.steps - stack.done) / stack.rate for stack in timed)
+    return max(work_left / speed, last_to_end)
 
 
 def _standings(
-    progress: Sequence[dict[str, Any]], alive: Collection[str], done: Sequence[RunSpec]
+    progress: Sequence[StackProgress], alive: Collection[str], done: Sequence[RunSpec]
 ) -> tuple[Standing, ...]:
     """The table so far, of stacks that are training or have a checkpoint (`alive`), and of runs that are done."""
     ended = {(run.dataset, run.algorithm, run.test_envs, run.trial_seed, run.hparams_seed) for run in done}
-    latest: defaultdict[tuple[str, str], dict[tuple[int, int, int], tuple[float, float]]] = defaultdict(dict)
-    for stack in sorted(progress, key=lambda data: data["updated"]):  # a run may have been trained in two stacks
-        row = stack["dataset"], stack["algorithm"]
-        for run in stack["cells"]:
-            env, trial, draw = run["env"], run["trial"], run["draw"]
-            if stack["stack"] in alive or (*row, (env,), trial, draw) in ended:
-                latest[row][env, trial, draw] = run["value"], run["held_out"]
-    standings = []
-    for (dataset, algorithm), results in sorted(latest.items()):
-        best: dict[tuple[int, int], tuple[float, int, float]] = {}
-        for (env, trial, draw), (value, held_out) in results.items():
-            offer = value, draw, held_out  # of ties, the last draw: as the tables have it
-            best[env, trial] = max(best.get((env, trial), offer), offer)
-        standings.append(Standing(dataset, algorithm, fmean(each[-1] for each in best.values()), len(best)))
-    return tuple(standings)
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps({**value, _CHECKSUM: _checksum(value)}), encoding="utf-8")
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Read a file of `_write_json`; None if it does not exist, is damaged or cannot be read."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or value.pop(_CHECKSUM, None) != _checksum(value):
-        return None
-    return value
-
-
-def _checksum(value: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(value).encode())
+    latest: dict[tuple[object, ...], tuple[StackProgress, Best]] = {}
+    for stack in sorted(progress, key=lambda each: each.updated):  # a run may have been trained in two stacks
+        for best in stack.cells:
+            run = (stack.dataset, stack.algorithm, (best.env,), best.trial, best.draw)
+            if stack.stack in alive or run in ended:
+                latest[run] = stack, best
+    rows: defaultdict[tuple[str, str], dict[tuple[int, int], float]] = defaultdict(dict)
+    # The best draw is the last one to be stored; if several are equal, the one with the highest number, as in tables.
+    for stack, best in sorted(latest.values(), key=lambda pair: (pair[1].value, pair[1].draw)):
+        rows[stack.dataset, stack.algorithm][best.env, best.trial] = best.held_out
+    return tuple(Standing(*row, fmean(cells.values()), len(cells)) for row, cells in sorted(rows.items()))

@@ -1,4 +1,4 @@
-"""Executors: each is a `concurrent.futures.Executor`, built from the same options.
+"""Executors. Each is a `concurrent.futures.Executor`, and all are built from the same options.
 
 For example:
 
@@ -32,11 +32,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ExecutorOptions:
-    """Options of executors; each uses those that apply to it.
+    """Options of executors. Each executor uses those that apply to it.
 
-    `workers` jobs at a time at most (for Ray, None is as many as the cluster has room for). `devices` are dealt to
-    local workers in turn. `gpus_per_worker` may be a fraction: 0.25 puts four workers on a GPU. `slurm` are submitit's
-    parameters by name, such as `slurm_partition`; `cluster` is submitit's too, "local" to try it without a Slurm.
+    At most `workers` jobs run at a time; for Ray, None means as many as the cluster has room for. `devices` are
+    assigned to local workers in turn. `gpus_per_worker` may be a fraction: 0.25 puts four workers on a GPU. `slurm` has
+    parameters of submitit by name, such as `slurm_partition`. `cluster` is also passed to submitit; "local" runs jobs
+    without Slurm, for tests.
     """
 
     workers: int | None = None
@@ -51,8 +52,8 @@ class ExecutorOptions:
 
 @dataclass(frozen=True)
 class ExecutorEntry:
-    """An executor by name. Those with `elsewhere` run jobs on other machines, and `remote` ones on machines that may
-    not see this one's disk.
+    """A named executor. With `elsewhere`, it runs jobs on other machines; with `remote`, these may not share this
+    machine's disk.
     """
 
     name: str

@@ -41,12 +41,12 @@ class InlineExecutor(Executor):
 class WorkerExecutor(ProcessPoolExecutor):
     """Worker processes, spawned rather than forked because of GPUs, each with its own device.
 
-    They leave Ctrl-C to the process that started them, which asks them to save and stop, and they end with it. A second
-    Ctrl-C, while that one waits for them, kills them. SIGTERM, which a batch system sends to all processes at once, is
+    They ignore Ctrl-C; the process that started them asks them to save and stop, and they end with it. A second Ctrl-C,
+    while that process waits for them, kills them. SIGTERM, which a batch system sends to all processes at once, is
     deferred by `run_job` until the stack has been saved.
 
-    They do not import the program that started them. A script needs no `if __name__ == "__main__":`, and a notebook can
-    use them; what they run has to be importable from a module.
+    They do not import the program that started them, so a script needs no `if __name__ == "__main__":`, and a notebook
+    can use them. The functions that they run must be importable from a module.
     """
 
     def __init__(self, workers: int, devices: tuple[str, ...] = ()) -> None:
@@ -73,7 +73,7 @@ class WorkerExecutor(ProcessPoolExecutor):
 
 
 def _name_semaphores() -> None:
-    """Give the semaphores of this process a name with its number, and remove those of processes that were killed."""
+    """Name the semaphores of this process by its process id, and remove those of processes that were killed."""
     config = getattr(multiprocessing.current_process(), "_config", None)  # there is no public setting
     if not SEMAPHORES.is_dir() or config is None:
         return
@@ -128,14 +128,14 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # nobody is left to give results to; checkpoints are on the disk
+        os._exit(1)  # nobody needs the results any more; checkpoints are on the disk
 
 
 def workers_share(devices: Sequence[str], workers: int) -> bool:
-    """Whether several workers are dealt the same GPU.
+    """Whether several workers share a GPU, on Linux, where MPS exists.
 
-    :param devices: the devices of the workers, dealt in turn.
-    :param workers: how many there are.
+    :param devices: the devices of the workers, assigned in turn.
+    :param workers: number of workers.
     """
     return sys.platform == "linux" and workers > len(devices) and all(each.startswith("cuda") for each in devices)
 
@@ -167,7 +167,7 @@ def shared_gpus(notice: Callable[[str], None] = lambda _: None) -> Iterator[None
 
 @contextmanager
 def _mps_folder(folder: str) -> Iterator[None]:
-    """Where the daemon and its clients find each other, for a while; worker processes inherit it."""
+    """Set the folder in which the daemon and its clients find each other. Worker processes inherit the setting."""
     before = {name: os.environ.get(name) for name in (MPS_PIPES, MPS_LOGS)}
     os.environ.update(dict.fromkeys(before, folder))
     try:

@@ -52,7 +52,7 @@ class RayExecutor(Executor):
             ) from error
 
     def _check_machine(self, gpus: float, cpus: float) -> None:
-        """Refuse workers that do not fit on this machine. Ray would wait, without a word, for others to join."""
+        """Refuse workers that do not fit on this machine. Ray would silently wait for more machines."""
         there = self._ray.cluster_resources()
         for option, kind, needed in (("gpus", "GPU", gpus), ("cpus", "CPU", cpus)):
             if needed > there.get(kind, 0):
@@ -77,11 +77,11 @@ class RayExecutor(Executor):
             return
         if error is None:
             future.set_result(done.result())
-        else:  # Ray wraps what a job raised; errors without a cause are its own: the job was lost
+        else:  # Ray wraps the error of a job; an error without a cause is Ray's own: the job was lost
             future.set_exception(getattr(error, "cause", None) or error)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Stop; a cluster that was started for this executor ends with it."""
+        """Stop the executor, and the cluster if it was started for it."""
         pending = dict(self._pending)
         if cancel_futures:
             for reference in pending.values():
@@ -93,7 +93,7 @@ class RayExecutor(Executor):
 
 
 def _check_reachable(address: str | None) -> None:
-    """Connect to the address once. Ray itself tries for more than ten minutes where nothing answers."""
+    """Connect to the address once. Ray itself tries for more than ten minutes if nothing answers."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()

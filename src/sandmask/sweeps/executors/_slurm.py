@@ -33,7 +33,7 @@ _LATER = (
     *("MaxSubmit", "MaxJobs", "job submit limit", "queue full", "temporarily", "Resource temporarily unavailable"),
     *("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Zero Bytes were transmitted"),
 )
-# A reason that names another limit: "job submit limit" stands in the message of all of them.
+# Reasons that name another limit. Their messages also contain "job submit limit".
 _NEVER = ("PerJobLimit", "MaxWall", "MaxCpu", "MaxTRES", "MaxNode", "MinCpu", "MinTRES")
 _UNDER_WAY = (
     *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING"),
@@ -51,7 +51,7 @@ class _NotNowError(Exception):
 
 @dataclass
 class _Submitted:
-    """A job that Slurm has; `gone` is when it was first seen to have ended."""
+    """A job in Slurm. `gone` is the time at which it was first seen to have ended."""
 
     future: Future[Any]
     job: Any
@@ -62,9 +62,9 @@ class _Submitted:
 class SlurmExecutor(Executor):
     """Each call is a Slurm job, and at most `workers` of them are in Slurm's queue at a time.
 
-    A job that runs out of time is queued again by submitit. Where Slurm limits the number of jobs, the executor submits
-    as many as it may, and the others when those have ended. The state of jobs is read with `squeue`, since `sacct`
-    works only on clusters with accounting. One thread submits and watches.
+    A job that runs out of time is queued again by submitit. If Slurm limits the number of jobs, the executor submits
+    as many as are allowed, and the others after these have ended. The state of jobs is read with `squeue`, because
+    `sacct` works only on clusters with accounting. One thread submits and watches.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SlurmExecutor(Executor):
             ) from error
         settings: dict[str, Any] = {"cpus_per_task": cpus, "timeout_min": TIMEOUT_MINUTES}
         settings |= {"gpus_per_node": int(gpus)} if gpus else {}
-        self._folder = Path(folder) / uuid.uuid4().hex[:8]  # its own: submitit leaves files of refused jobs there
+        self._folder = Path(folder) / uuid.uuid4().hex[:8]  # submitit leaves files of refused jobs there
         try:
             self._executor = submitit.AutoExecutor(folder=self._folder, cluster=cluster)
             self._executor.update_parameters(**{**settings, **(parameters or {})})
@@ -112,9 +112,9 @@ class SlurmExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End when all jobs have. With `cancel_futures`, jobs that have not started are withdrawn.
+        """Wait for all jobs to end. With `cancel_futures`, jobs that have not started are cancelled.
 
-        Interrupted while it waits, it cancels the jobs that run: they get SIGTERM, save, and end.
+        If the wait is interrupted, running jobs are cancelled too: they receive SIGTERM, save and end.
         """
         if cancel_futures:
             self._cancelled.set()
@@ -147,7 +147,7 @@ class SlurmExecutor(Executor):
         return bool(self._waiting) and room and time.monotonic() >= self._retry_at
 
     def _submit_next(self) -> None:
-        """Hand one job over. Called again at once after a success: a long queue does not delay results."""
+        """Submit one job. The thread then looks for results before it submits the next one."""
         future, call = self._waiting[0]
         try:
             self._submitted.append(_Submitted(future, self._sbatch(call)))
@@ -178,12 +178,12 @@ class SlurmExecutor(Executor):
             ) from error
 
     def _settle(self, each: _Submitted) -> None:
-        """Pass a result on; give up a job that has ended without one."""
+        """Pass on the result of a job, or give up a job that has ended without one."""
         if self._has_result(each.job):
             self._submitted.remove(each)
             try:
                 result = each.job.result()
-            except Exception as error:  # noqa: BLE001 - the job's own: for whoever asks
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever asks for the result
                 _fail(each.future, error)
             else:
                 if each.future.set_running_or_notify_cancel():
@@ -217,12 +217,12 @@ class SlurmExecutor(Executor):
                 each.gone = time.monotonic()
 
     def _withdraw(self) -> None:
-        """Cancel what waits here or in Slurm's queue. Jobs that run save and end by themselves."""
+        """Cancel the jobs that wait here or in Slurm's queue. Running jobs save and end by themselves."""
         while self._waiting:
             _cancel(self._waiting.popleft()[0])
         if not self._asks_slurm:
             return
-        self._scancel("--state=PENDING")  # scancel looks itself: a job that starts at this moment is not killed
+        self._scancel("--state=PENDING")  # scancel checks the state: a job that has just started goes on
         self._look()
         for each in list(self._submitted):
             if each.gone is not None and not self._has_result(each.job):
@@ -251,9 +251,10 @@ def _one_line(error: Exception) -> str:
 
 
 class _Resumable:
-    """A call that submitit queues again when Slurm stops it: the job goes on from its own checkpoint.
+    """A call that submitit queues again when Slurm stops it. The job then continues from its own checkpoint.
 
-    Slurm's warning before the time is up is held back until the job has saved. SIGTERM is `run_job`'s own.
+    The signal with which Slurm warns before the time is up is deferred until the job has saved. `run_job` handles
+    SIGTERM.
     """
 
     def __call__(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:

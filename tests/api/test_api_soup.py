@@ -99,7 +99,7 @@ def validation(model: nn.Module) -> float:
 
 def greedy_by_hand(folder: Path, average: str | None) -> list[nn.Module]:
     some = modules(folder, average)
-    ordered = [module for _, module in sorted(some, key=lambda one: (-validation(one[1]), one[0].hparams_seed))]
+    ordered = [module for _, module in sorted(some, key=lambda one: (-validation(one[1]), -one[0].hparams_seed))]
     chosen = [ordered[0]]
     for module in ordered[1:]:
         if validation(soup_of([*chosen, module], folder)) >= validation(soup_of(chosen, folder)):
@@ -187,7 +187,7 @@ def test_without_a_shared_start_there_are_ensembles_only(tmp_path: Path, capsys:
     assert "train the sweep with --shared-init" in capsys.readouterr().err
     assert len(list(split_averages(read_runs(tmp_path)))) == 3
     sandmask.sweep(tmp_path, n_hparams=3, **HERE)
-    note = f"the soups do not include the new runs. Make them again: sandmask soup {tmp_path}"
+    note = f"the soups do not include the new runs. Make them again: sandmask soup {tmp_path} --kind ensemble\n"
     assert note in capsys.readouterr().err
 
 
@@ -205,6 +205,20 @@ def test_what_cannot_be_combined_is_said_in_a_line(folder: Path, tmp_path: Path)
         sandmask.soup(tmp_path)
 
 
+def test_models_of_files_that_have_changed_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {**ASKED, "datasets": tmp_path / "data.npz", "averages": None, "n_hparams": 1, "test_envs": ["b"]}
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        arrays: dict[str, Any] = {"inputs": rng.normal(size=(60, 4)).astype("f4"), "class": rng.integers(0, 2, 60)}
+        np.savez(tmp_path / "data.npz", domain=np.repeat(["a", "b", "c"], 20), **arrays)
+        if seed:
+            with pytest.raises(SandmaskError, match=r"No soup of data-\w+ is possible: its files have changed since"):
+                sandmask.soup(tmp_path / "sweep", device="cpu")
+        sandmask.sweep(tmp_path / "sweep", **asked, **HERE)
+        assert len(sandmask.soup(tmp_path / "sweep", "ensemble", device="cpu")) == 1
+    assert "No soup of data-" in capsys.readouterr().err
+
+
 def test_runs_are_not_judged_by_the_examples_that_they_trained_on(tmp_path: Path) -> None:
     full = SweepSpec(("DebugVector",), ("ERM",), hparams={"full_data": 1})
     write_sweep(full, tmp_path / "sweep.toml")
@@ -216,11 +230,11 @@ def test_runs_are_not_judged_by_the_examples_that_they_trained_on(tmp_path: Path
         sandmask.sweep(tmp_path / "new", "DebugVector", "ERM", keep_models="best", hparams={"full_data": 1})
 
 
-def test_soups_say_how_many_are_done(
+def test_progress_says_how_many_results_are_done(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sandmask.api._progress.LINE_SECONDS", 0.0)
     sandmask.soup(folder, "ensemble", device="cpu", progress="lines")
-    assert capsys.readouterr().err.splitlines() == ["0/2 soups", "1/2 soups"]
+    assert capsys.readouterr().err.splitlines() == ["0/2 results", "1/2 results"]
     sandmask.soup(folder, "ensemble", device="cpu")
     assert capsys.readouterr().err == ""

@@ -320,7 +320,7 @@ def test_ranks_say_why_methods_are_left_out(visit: Open, tmp_path: Path) -> None
     runs += made_up_sweep(["ERM"], draws=1, seed=1, options={"soup": "greedy"})
     page = visit("comparisons", target=write_html(runs, tmp_path / "page.html", ["oracle"]).as_uri())
     words = page.inner_text("main")
-    assert "runs are missing: VREx. Soups and ensembles, which combine many runs, are not ranked." in words
+    assert "runs are missing: VREx. Soups, ensembles and adapted models are not ranked." in words
 
 
 def _plain(word: str) -> str | tuple[str, float]:

@@ -4,6 +4,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -204,6 +205,25 @@ def test_averages_over_other_environments_and_other_settings_are_told_apart(runs
     assert "Toy, ERM: steps 301, before 900." in render(build_report(now, earlier=then))
 
 
+def test_hyperparameters_that_were_set_by_hand_are_told_apart(runs: list[RunRecord]) -> None:
+    def with_tau(tau: float | None, run: RunRecord, **changes: Any) -> RunRecord:
+        more = {} if tau is None else {"tau": tau}
+        return replace(run, spec=replace(run.spec, hparams={**run.spec.hparams, **more}, **changes))
+
+    def noted(now: list[RunRecord], then: list[RunRecord]) -> set[tuple[str, ...]]:
+        return {change.settings for change in build_report(now, earlier=then).rules[0].changes}
+
+    low, high = ([with_tau(tau, run) for run in runs] for tau in (0.5, 0.9))
+    assert noted(low, low) == noted(low, low[::2]) == {()}
+    assert noted(low, high) == {("tau 0.5, before 0.9",)}
+    assert "Toy, ERM: tau 0.5, before 0.9." in render(build_report(low, earlier=high))
+    assert noted([*low, *(with_tau(0.6, run, seed=1) for run in runs)], runs) == {("tau 0.5, 0.6, before none",)}
+    # Draws of another space, proposals of a search and the members of soups differ in any case.
+    assert noted(low, [with_tau(0.9, run, space="recipe") for run in runs]) == {("space paper, before recipe",)}
+    for options in ({"search": "optuna"}, {"soup": "greedy"}):
+        assert noted(*([with_tau(tau, run, options=options) for run in runs] for tau in (0.5, 0.9))) == {()}
+
+
 @pytest.mark.parametrize("is_earlier", [True, False])
 def test_accuracies_that_are_nan_are_not_compared(is_earlier: bool) -> None:
     runs = made_up_sweep(["ERM", "IRM"], trials=3)
@@ -275,6 +295,10 @@ def test_the_command_of_any_run_is_printed(runs: list[RunRecord], tmp_path: Path
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", imported.spec.id])
     assert "was imported from domainbed. It can only be trained again there." in " ".join(done.stderr.split())
     assert done.exit_code == 2
+    adapted = replace(own, spec=replace(own.spec, options={"average": "sma", "soup": "t3a"}))
+    write_archive([adapted], tmp_path / "adapted.records.parquet")
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", adapted.spec.id])
+    assert (done.stdout, done.stderr) == (f"sandmask soup {tmp_path} --kind t3a --of sma\n", "")
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", "nothing"])
     assert "holds no runs whose id begins with 'nothing'. The page of --html lists" in done.stderr
 

@@ -1,18 +1,22 @@
 """T3A against loops over examples and supports."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from typer.testing import CliRunner
 
 import sandmask
 from sandmask.api import Sweep
+from sandmask.cli._app import app
 from sandmask.datasets import load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import measured
 from sandmask.selection import is_soup
-from sandmask.sweeps._t3a import SUPPORTS, t3a
+from sandmask.sweeps._t3a import SUPPORTS, Classified, t3a
 from sandmask.training import RunFolder, load_run, split_environment
 
 HERE = {"device": "cpu", "workers": 1, "calibrate": False, "progress": False}
@@ -57,6 +61,26 @@ def test_t3a_predicts_as_a_loop_over_supports_does(count: int) -> None:
     assert expected != plain
 
 
+def test_all_supports_are_kept_as_one_sum_of_each_class() -> None:
+    torch.manual_seed(0)
+    classifier, features = nn.Linear(64, 2), torch.randn(3200, 64)
+    with torch.no_grad(), _LargestResult() as largest:
+        t3a(features, classifier(features), classifier.weight, classifier(classifier.weight), 0)
+    assert largest.size < features.numel() / 10
+
+
+class _LargestResult(TorchFunctionMode):
+    """The number of elements of the largest tensor that a function of torch returns."""
+
+    size = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.size = max(self.size, result.numel())
+        return result
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("t3a") / "sweep"
@@ -74,7 +98,7 @@ def test_the_best_model_adapts_to_each_split_with_the_supports_that_suit_validat
     row = made[made["average"].isna()].iloc[0]
     record = RunFolder(Path(row["folder"])).record()
     kept = Sweep.read(folder).models()
-    best = kept[kept["average"].isna()].sort_values("validation", ascending=False, kind="stable")["run"].iloc[0]
+    best = kept[kept["average"].isna()].sort_values(["validation", "hparams_seed"], ascending=False)["run"].iloc[0]
     module = load_run(folder, run=best).module()
     classifier = next(layer for name, layer in module.named_modules() if name.endswith("classifier"))
     assert isinstance(classifier, nn.Linear)
@@ -103,6 +127,7 @@ def test_the_best_model_adapts_to_each_split_with_the_supports_that_suit_validat
     torch.testing.assert_close(torch.tensor(record.accuracy_out[0]), accuracies[chosen][1], rtol=0, atol=1e-6)
     assert row["validation"] == pytest.approx(float(accuracies[chosen][1, [0, 2]].mean()))
     assert measured(record, "f1", "in") is not None
+    assert record.spec.hparams["supports"] == chosen
 
 
 def test_reports_show_t3a_beside_the_method_and_do_not_rank_it(folder: Path) -> None:
@@ -121,6 +146,34 @@ def test_reports_show_t3a_beside_the_method_and_do_not_rank_it(folder: Path) -> 
     assert is_soup("ERM + SMA + T3A")
     with pytest.raises(SandmaskError, match="adapted by T3A, which has no model file, only a record"):
         load_run(next((folder / "soups").glob("*t3a*")))
+
+
+def test_of_ties_the_model_that_reports_select_adapts(tmp_path: Path) -> None:
+    asked = {"test_envs": ["b"], "n_hparams": 3, "n_trials": 1, "steps": 5, "keep_models": "best", "shared_init": True}
+    sandmask.sweep(tmp_path, "DebugVector", "ERM", hparams={**SIZE, "lr": 0}, **asked, **HERE)  # type: ignore[arg-type]
+    made = sandmask.soup(tmp_path, "t3a", device="cpu").iloc[0]
+    table = sandmask.report(tmp_path).rules[0].datasets["DebugVector"]
+    selected = table.cells["ERM", "b"].trials[0].selected
+    assert selected is not None
+    adapted = RunFolder(Path(made["folder"])).record().spec.hparams
+    assert {name: adapted[name] for name in selected.run.spec.hparams} == selected.run.spec.hparams
+
+
+def test_a_model_whose_features_overflow_can_adapt(folder: Path) -> None:
+    run = load_run(folder, run=Sweep.read(folder).models()["run"].iloc[0])
+    state = {**run._state, "params": run._state["params"] * 1e30}
+    data = load_dataset("DebugVector")
+    plain = Classified.by(run._algorithm, state, data, run.spec)
+    assert not plain.features.isfinite().all()
+    adapted = plain.adapted(0).inputs(torch.arange(len(data.labels)))
+    assert adapted.isfinite().all()
+
+
+def test_the_command_counts_each_kind_by_its_name(folder: Path) -> None:
+    options = ["soup", str(folder), "--device", "cpu"]
+    printed = CliRunner().invoke(app, [*options, "--kind", "ensemble,t3a", "--of", "weights"]).stdout
+    assert printed.startswith("1 ensemble, 1 adapted model ")
+    assert CliRunner().invoke(app, [*options, "--kind", "t3a"]).stdout.startswith("2 adapted models ")
 
 
 def test_t3a_needs_a_linear_classifier(tmp_path: Path) -> None:

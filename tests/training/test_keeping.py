@@ -123,8 +123,13 @@ def test_a_model_has_to_be_named_where_there_are_several(
     specs: list[RunSpec], dataset: Dataset, device: torch.device, tmp_path: Path
 ) -> None:
     train_stack(specs, dataset, device, tmp_path / "c", keep="last", models=tmp_path / NAME)
-    with pytest.raises(SandmaskError, match=r"holds 3 models\. Name one with --run ID"):
+    listed = len(list(kept_models(tmp_path)))
+    assert listed == 9  # as `sandmask sweep models` counts them
+    either = "Name one with --run ID, or averaged weights with --run ID --average sma or swad; `sandmask sweep models"
+    with pytest.raises(SandmaskError, match=rf"holds {listed} models\. {either}"):
         load_run(tmp_path / NAME)
+    with pytest.raises(SandmaskError, match=r"holds 3 models of the average 'sma'\. Name one with --run ID; `sandmask"):
+        load_run(tmp_path / NAME, average="sma")
     with pytest.raises(SandmaskError, match="no models of run 'xyz'"):
         load_run(tmp_path / NAME, run="xyz")
     with pytest.raises(SandmaskError, match=r"no models of the average 'ema'\. It has these averages: sma, swad"):

@@ -12,7 +12,7 @@ from sandmask.api._progress import ShowProgress, choose_screen, one_by_one
 from sandmask.api._swept import Sweep, of_averages
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import write_record
+from sandmask.records import read_runs, write_record
 from sandmask.selection import spoken_soup
 from sandmask.sweeps import SOUPS, Candidates, Soup, candidates, expand, make_soup, parse_soups, why_not
 from sandmask.sweeps._soup import validation_of
@@ -49,9 +49,9 @@ def soup(
     records in the folder's `soups`, which reports show as methods of their own, such as `ERM + greedy soup`. Call this
     again after the sweep was extended.
 
-    "t3a" does not combine models: the classifier of the best model adapts to unlabelled examples of the domain on which
-    it is evaluated (T3A, Iwasawa and Matsuo, 2021). Its results are not comparable with those of other methods, which
-    do not see these examples.
+    "t3a" and "unidg" do not combine models: the best model adapts to unlabelled examples of the domain on which it is
+    evaluated. T3A (Iwasawa and Matsuo, 2021) adapts the classifier, and UniDG (Zhang et al., 2023) also trains the
+    network. Their results are not comparable with those of other methods, which do not see these examples.
 
         sandmask.sweep("runs/pacs", "PACS", "ERM", keep_models="best", shared_init=True, averages="sma")
         sandmask.soup("runs/pacs")
@@ -59,7 +59,7 @@ def soup(
 
     :param folder: the sweep's folder.
     :param kinds: "uniform" (mean of all weights), "greedy" (mean of those that help on validation data) and "ensemble"
-        (mean of the logits), all by default; "t3a".
+        (mean of the logits), all three by default; "t3a" and "unidg".
     :param of: what to combine: "weights", and averages that the sweep kept, such as "sma"; everything if not given.
     :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.
     :param data_dir: folder of the datasets.
@@ -91,18 +91,26 @@ def soup(
     def load(name: str) -> Dataset:
         return load_dataset(sources[name], data_dir, **allowed)
 
-    possible = [(cell, *_possible(cell, chosen)) for cell in found]
+    changed = dict.fromkeys(cell.spec.dataset for cell in found if cell.spec.dataset not in sources)
+    possible = [(cell, *_possible(cell, chosen)) for cell in found if cell.spec.dataset in sources]
     soups = [(cell, kind) for cell, kinds, _ in possible for kind in kinds]
-    notes = list(dict.fromkeys(note for *_, refused in possible for note in refused))
+    notes = [f"No soup of {name} is possible: its files have changed since its runs were trained." for name in changed]
+    notes += dict.fromkeys(note for *_, refused in possible for note in refused)
     if not soups:
         raise SandmaskError(" ".join(notes))
     for note in notes:
         tell(f"note: {note}")
     rows = []
-    for cell, kind in one_by_one(soups, "soups", screen):
+    for cell, kind in one_by_one(soups, "results", screen):
         made = make_soup(cell, kind, load(cell.spec.dataset), where)
         rows.append(_write(cell, made, Path(folder) / FOLDER))
     return of_averages(pd.DataFrame(rows, columns=list(COLUMNS)))
+
+
+def made_soups(folder: Path) -> tuple[str, ...]:
+    """The kinds of soups that were made of the models of a sweep."""
+    found = read_runs(folder / FOLDER) if (folder / FOLDER).is_dir() else []
+    return parse_soups(run.spec.options["soup"] for run in found)
 
 
 def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candidates]:

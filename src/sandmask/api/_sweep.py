@@ -12,7 +12,7 @@ from sandmask._signals import sigterm_raises
 from sandmask._text import counted, in_shell, printable, tell
 from sandmask.api._images import allowances, check_sources
 from sandmask.api._progress import ShowProgress, SweepDisplay, choose_screen, headline, say_on
-from sandmask.api._soup import FOLDER as SOUPS_FOLDER
+from sandmask.api._soup import made_soups
 from sandmask.api._sweep_arguments import (
     SweepRequest,
     choose_workers,
@@ -251,8 +251,9 @@ def sweep(
             display.say(error.__notes__[-1])
             raise
     _say_failures(result)
-    if result.done > before.done and (target.path / SOUPS_FOLDER).is_dir():
-        tell(f"note: the soups do not include the new runs. Make them again: sandmask soup {in_shell(Path(folder))}")
+    if result.done > before.done and (kinds := made_soups(target.path)):
+        again = f"sandmask soup {in_shell(Path(folder))} --kind {','.join(kinds)}"
+        tell(f"note: the soups do not include the new runs. Make them again: {again}")
     return Sweep(Path(folder), spec, runs(), result.done - before.done, result.failed, result.left)
 
 

@@ -209,13 +209,16 @@ def _command_of(directory: Path, run: str) -> str:
     if len(found) != 1:
         remedy = "Give a longer part of the id." if found else "The page of --html lists the runs with their ids."
         raise SandmaskError(f"{directory} holds {len(found) or 'no'} runs whose id begins with {run!r}. {remedy}")
+    options = found[0].spec.options
+    if kind := options.get("soup"):
+        return f"sandmask soup {in_shell(directory)} --kind {kind} --of {options.get('average', 'weights')}"
     if OWN_IMAGES.fullmatch(dataset := found[0].spec.dataset):
         typer.echo(
             f"note: {printable(dataset)} is a dataset of your own. Write its path instead of this name.", err=True
         )
-    if source := found[0].spec.options.get("source"):
+    if source := options.get("source"):
         raise SandmaskError(f"Run {run} was imported from {source}. It can only be trained again there.")
-    return run_command(found[0]) or f"sandmask soup {in_shell(directory)}"
+    return run_command(found[0])
 
 
 def _write(text: str, output: Path) -> None:

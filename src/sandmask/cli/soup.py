@@ -1,5 +1,6 @@
 """`sandmask soup`: combine the models of a sweep."""
 
+from collections import Counter
 from typing import Annotated
 
 import typer
@@ -10,7 +11,9 @@ from sandmask.cli import _completion, _options
 from sandmask.cli._console import plain_rows, print_json, print_table
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder
 from sandmask.records import AVERAGES
-from sandmask.selection import spoken_soup
+from sandmask.selection import ADAPTATIONS, spoken_soup
+
+_NOUNS = {"ensemble": "ensemble", **dict.fromkeys(ADAPTATIONS, "adapted model")}  # other kinds are soups
 
 
 def soup(
@@ -21,8 +24,8 @@ def soup(
             "--kind",
             metavar="A,B",
             help="uniform (mean of the weights of all runs), greedy (mean of runs that help on validation data), "
-            "ensemble (mean of logits), t3a (the best model, adapted to test examples). (default: all but t3a)",
-            autocompletion=_completion.words("uniform", "greedy", "ensemble", "t3a"),
+            "ensemble (mean of logits); t3a, unidg (the best model, adapted to test examples). (default: first three)",
+            autocompletion=_completion.words("uniform", "greedy", "ensemble", *ADAPTATIONS),
         ),
     ] = None,
     of: Annotated[
@@ -47,7 +50,7 @@ def soup(
     shows them as separate methods, such as ERM + greedy soup.
 
     With --kind t3a, no models are combined: the classifier of the best model adapts to the unlabelled examples on which
-    it is evaluated (T3A). Other methods do not see these examples.
+    it is evaluated (T3A). With --kind unidg, its network also adapts (UniDG). Other methods do not see these examples.
 
     [bold]Examples[/bold]
 
@@ -57,7 +60,7 @@ def soup(
 
     sandmask soup runs/pacs --kind ensemble --of sma
 
-    sandmask soup runs/pacs --kind t3a
+    sandmask soup runs/pacs --kind t3a,unidg
     """
     found = sandmask.soup(**_options.arguments(locals()), progress=False if json else "lines")
     if json:
@@ -76,5 +79,6 @@ def soup(
         for row in plain_rows(found)
     ]
     header = ("dataset", "method", "held out", "trial", "members", "validation", "held-out accuracy")
-    print_table(counted(len(rows), "soup"), header, rows)
+    counts = Counter(_NOUNS.get(kind, "soup") for kind in found["soup"])
+    print_table(", ".join(counted(number, noun) for noun, number in counts.items()), header, rows)
     typer.echo(f"Tables: sandmask report {in_shell(folder)}")

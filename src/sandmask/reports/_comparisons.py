@@ -18,6 +18,7 @@ from sandmask.selection import is_soup, settings_of
 
 ALL = "all"
 _Condition = tuple[str, str, int]  # dataset, environment, trial
+_ByHand = Mapping[tuple[str, str], Sequence[str]]  # by dataset and method
 _Scores = defaultdict[str, dict[_Condition, float]]  # of each method
 
 
@@ -66,7 +67,7 @@ def _scores(tables: Mapping[str, Table]) -> _Scores:
 def _ranks(methods: Sequence[str], scores: _Scores, reference: str) -> tuple[dict[str, float], int]:
     """Return mean ranks over the baseline's cells (means over trials), and the number of these cells.
 
-    Only methods with a number in all of these cells are ranked. Soups, which combine many runs, are not ranked.
+    Only methods with a number in all of these cells are ranked. Soups, ensembles and adapted models are not ranked.
     """
     means = {method: _cell_means(scores[method]) for method in methods}
     cells = sorted(means.get(reference, {}))
@@ -84,9 +85,12 @@ def _cell_means(scores: Mapping[_Condition, float]) -> dict[tuple[str, str], flo
     return {cell: float(np.mean(values)) for cell, values in cells.items()}
 
 
-def beside_earlier(report: Report, earlier: Report) -> Report:
-    """Add the numbers of an earlier report, under the same rules, to the cells that both reports have."""
-    rules = [_rule(now, then) for now, then in zip(report.rules, earlier.rules, strict=True)]
+def beside_earlier(report: Report, earlier: Report, by_hand: _ByHand) -> Report:
+    """Add the numbers of an earlier report, under the same rules, to the cells that both reports have.
+
+    `by_hand` has notes on the hyperparameters in which the runs of a dataset and method differ.
+    """
+    rules = [_rule(now, then, by_hand) for now, then in zip(report.rules, earlier.rules, strict=True)]
     if not any(rule.changes for rule in rules):
         raise SandmaskError(
             "The two sets of runs have no dataset, method and held-out environment in common, so there is nothing to "
@@ -95,7 +99,7 @@ def beside_earlier(report: Report, earlier: Report) -> Report:
     return replace(report, rules=tuple(rules))
 
 
-def _rule(now: RuleReport, then: RuleReport) -> RuleReport:
+def _rule(now: RuleReport, then: RuleReport, by_hand: _ByHand) -> RuleReport:
     averages = now.averages
     if averages is not None and then.averages is not None:
         averages = _beside(averages, then.averages)
@@ -108,7 +112,7 @@ def _rule(now: RuleReport, then: RuleReport) -> RuleReport:
         datasets=_tables(now.datasets, then.datasets),
         averages=averages,
         metrics=tuple(metrics),
-        changes=tuple(_changes(now.datasets, then.datasets)),
+        changes=tuple(_changes(now.datasets, then.datasets, by_hand)),
     )
 
 
@@ -144,13 +148,14 @@ def _environments(cell: Cell) -> set[int]:
     return {trial.selected.test_env for trial in cell.trials if trial.selected is not None}
 
 
-def _changes(now: Mapping[str, Table], then: Mapping[str, Table]) -> Iterator[Change]:
+def _changes(now: Mapping[str, Table], then: Mapping[str, Table], by_hand: _ByHand) -> Iterator[Change]:
     for dataset in [name for name in now if name in then]:
         after, before = now[dataset], then[dataset]
         for method in [name for name in after.methods if name in before.methods]:
             compared = _paired(trial_accuracies(after, method), trial_accuracies(before, method))
             if compared is not None:
-                yield Change(dataset, method, compared, _other_settings(after, before, method))
+                settings = (*_other_settings(after, before, method), *by_hand.get((dataset, method), ()))
+                yield Change(dataset, method, compared, settings)
 
 
 def _other_settings(now: Table, then: Table, method: str) -> tuple[str, ...]:

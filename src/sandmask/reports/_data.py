@@ -177,7 +177,8 @@ class Statistics:
 class Change:
     """The change of a method on a dataset: now minus before, over the (environment, trial) pairs of both sets of runs.
 
-    `settings` are the settings in which the two sets differ, such as "steps 300, before 100".
+    `settings` are the settings, and the hyperparameters set by hand, in which the two sets differ, such as "steps 300,
+    before 100".
     """
 
     dataset: str

@@ -12,7 +12,7 @@ from sandmask.registry import closest
 from sandmask.reports._comparisons import beside_earlier, beside_published, compare
 from sandmask.reports._data import Report, RuleReport
 from sandmask.reports._measures import confusions, metric_reports, reportable, shown_measures
-from sandmask.reports._notes import Groups
+from sandmask.reports._notes import Groups, changes_by_hand
 from sandmask.reports._tables import Expected, averages_table, dataset_table, expected_of, is_of, method_order
 from sandmask.selection import ACCURACY, RULES, SelectionRule, by_metric, find_rule, group_runs
 
@@ -113,7 +113,7 @@ def build_report(
         "metrics": metrics,
         "earlier": earlier,
     }
-    given, runs = runs, list(judged_by_first_stage(split_averages(runs)))
+    given, runs = runs, _reported(runs)
     chosen = [find_rule(name) for name in rules]
     of_dataset: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
@@ -129,8 +129,14 @@ def build_report(
     report = Report(len(trained(runs)), tuple(reports), given, settings)
     if earlier is not None:
         known = [name for name in shown if name in reportable(earlier)]
-        report = beside_earlier(report, build_report(earlier, rules, draws=draws, trials=trials, metrics=known))
+        then = build_report(earlier, rules, draws=draws, trials=trials, metrics=known)
+        report = beside_earlier(report, then, changes_by_hand(groups, group_runs(_reported(earlier))))
     return beside_published(report) if against_paper else report
+
+
+def _reported(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs that have rows in tables: averages have their own."""
+    return list(judged_by_first_stage(split_averages(runs)))
 
 
 def _rule_report(

@@ -24,12 +24,15 @@ class GroupKey:
     trial_seed: int
 
 
+ADAPTATIONS = {"t3a": "T3A", "unidg": "UniDG"}  # kinds of soups that see test examples, and their names
+
+
 def spoken_soup(kind: str) -> str:
     """Return the name of a kind of soup in names of methods.
 
-    :param kind: "uniform", "greedy", "ensemble" or "t3a".
+    :param kind: "uniform", "greedy", "ensemble", "t3a" or "unidg".
     """
-    return {"ensemble": "ensemble", "t3a": "T3A"}.get(kind, f"{kind} soup")
+    return {"ensemble": "ensemble", **ADAPTATIONS}.get(kind, f"{kind} soup")
 
 
 _FIELDS = ("space", "network", "weights", "precision", "steps", "checkpoint_every")
@@ -130,15 +133,16 @@ def is_soup(method: str) -> bool:
 
     :param method: name of a method in a table.
     """
-    return any(word in ("ensemble", "T3A") or word.endswith(" soup") for word in _spoken(method))
+    kinds = ("ensemble", *ADAPTATIONS.values())
+    return any(word in kinds or word.endswith(" soup") for word in _spoken(method))
 
 
-def is_adapted(method: str) -> bool:
-    """Return whether a method adapts to unlabelled examples of the held-out environment, such as `ERM + T3A`.
+def adaptation_of(method: str) -> str | None:
+    """Return how a method adapts to unlabelled examples of the held-out environment: "T3A" of `ERM + T3A`.
 
     :param method: name of a method in a table.
     """
-    return spoken_soup("t3a") in _spoken(method)
+    return next((word for word in _spoken(method) if word in ADAPTATIONS.values()), None)
 
 
 def _spoken(method: str) -> list[str]:
@@ -196,6 +200,36 @@ def rivals(runs: Iterable[RunRecord]) -> dict[str, list[float]]:
         for name in _differing(drawn):
             found[name] |= {values[name] for values in drawn if name in values}
     return {name: sorted(values) for name, values in sorted(found.items())}
+
+
+def changed_by_hand(now: Iterable[RunRecord], then: Iterable[RunRecord]) -> dict[str, tuple[list[float], list[float]]]:
+    """Return the hyperparameters in which runs of the same draw differ between two sets, with the values in each.
+
+    A draw is the same in every sweep of a space, so that such hyperparameters were set by hand. Searched ones are not
+    compared.
+
+    :param now: records of one method on one dataset.
+    :param then: records of the same method from another set.
+    """
+    after, before = _by_draw(now), _by_draw(then)
+    found: defaultdict[str, tuple[set[float], set[float]]] = defaultdict(lambda: (set(), set()))
+    for draw in after.keys() & before.keys():
+        for name in _differing([*after[draw], *before[draw]]):
+            values = [{one[name] for one in some if name in one} for some in (after[draw], before[draw])]
+            if values[0] != values[1]:
+                found[name][0].update(values[0])
+                found[name][1].update(values[1])
+    return {name: (sorted(after), sorted(before)) for name, (after, before) in sorted(found.items())}
+
+
+def _by_draw(runs: Iterable[RunRecord]) -> dict[tuple[Any, ...], list[dict[str, float]]]:
+    """The drawn hyperparameters of each draw of a space. Several runs of a draw differ in what was set by hand."""
+    found: defaultdict[tuple[Any, ...], list[dict[str, float]]] = defaultdict(list)
+    for spec in (run.spec for run in runs):
+        if SEARCH not in spec.options:
+            numbers = {name: value for name, value in _drawn(spec).items() if isinstance(value, int | float)}
+            found[spec.space, spec.test_envs, spec.trial_seed, spec.hparams_seed].append(numbers)
+    return found
 
 
 def is_settled(run: RunRecord) -> bool:

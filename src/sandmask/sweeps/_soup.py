@@ -3,8 +3,8 @@
 A **soup** is the mean of the weights of runs that started from the same weights (Wortsman et al., 2022; DiWA, Rame et
 al., 2022). The uniform soup takes every run. The greedy one adds runs in the order of their validation accuracy, and
 keeps those with which the validation accuracy of the mean does not fall. An **ensemble** is the mean of the runs'
-logits; of averaged weights, it is an ensemble of averages (EoA, Arpit et al., 2022). T3A is the best model alone, with
-a classifier that adapts to the test examples: see `_t3a`.
+logits; of averaged weights, it is an ensemble of averages (EoA, Arpit et al., 2022). T3A and UniDG are the best model
+alone, which adapts to the test examples: see `_t3a` and `_unidg`.
 
 Members are chosen on the "out" splits of the training environments. The held-out environment is only reported.
 """
@@ -26,8 +26,9 @@ from sandmask.functional.ranks import Ranks
 from sandmask.hparams import seed_hash
 from sandmask.records import RunRecord, RunSpec, averaged_spec, recorded_measures, split_averages
 from sandmask.registry import check_known
-from sandmask.selection import mean_over_environments
+from sandmask.selection import ADAPTATIONS, mean_over_environments
 from sandmask.sweeps._t3a import SUPPORTS, Classified
+from sandmask.sweeps._unidg import tuned
 from sandmask.training import KeptModel, Stack, StackModels, kept_models
 from sandmask.training.evaluation import Evaluator, Tally
 from sandmask.training.history import History
@@ -37,7 +38,7 @@ from sandmask.training.specs import INIT, SHAPE_HPARAMS, SHARED
 
 UNIFORM, GREEDY, ENSEMBLE, T3A = "uniform", "greedy", "ensemble", "t3a"
 SOUPS = (UNIFORM, GREEDY, ENSEMBLE)
-KINDS = (*SOUPS, T3A)  # T3A sees test examples, and is made on request only
+KINDS = (*SOUPS, *ADAPTATIONS)  # those that see test examples are made on request only
 
 Model = tuple[Algorithm, State]
 
@@ -53,7 +54,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The kept models of one cell and trial, in order of decreasing validation accuracy, then of draws."""
+    """The kept models of one cell and trial, in order of decreasing validation accuracy, then of decreasing draws."""
 
     members: tuple[Member, ...]
 
@@ -67,7 +68,7 @@ class Candidates:
 def parse_soups(names: Iterable[str]) -> tuple[str, ...]:
     """Check names of kinds of soups and return them in the order of `KINDS`.
 
-    :param names: "uniform", "greedy", "ensemble", "t3a".
+    :param names: "uniform", "greedy", "ensemble", "t3a", "unidg".
     """
     asked = list(names)
     for name in asked:
@@ -88,7 +89,7 @@ def candidates(folder: Path, runs: Iterable[RunRecord]) -> list[Candidates]:
         spec = model.spec
         key = (spec.dataset, spec.algorithm, spec.network, spec.test_envs, spec.trial_seed, model.kind)
         found[key].append(Member(model, validation_of(record, model.step), tuple(recorded_measures([record]))))
-    ordered = (sorted(some, key=lambda m: (-m.validation, m.model.spec.hparams_seed)) for some in found.values())
+    ordered = (sorted(some, key=lambda m: (-m.validation, -m.model.spec.hparams_seed)) for some in found.values())
     return [Candidates(tuple(members)) for members in ordered]
 
 
@@ -113,10 +114,10 @@ def why_not(cell: Candidates, kind: str) -> str | None:
     """Return the reason why a cell can have no soup of a kind; None if it can.
 
     :param cell: the models.
-    :param kind: "uniform", "greedy", "ensemble" or "t3a".
+    :param kind: "uniform", "greedy", "ensemble", "t3a" or "unidg".
     """
-    if kind == T3A:
-        return _why_no_t3a(cell.members[0])
+    if kind in ADAPTATIONS:
+        return _why_not_adapted(cell.members[0])
     return None if kind == ENSEMBLE else _why_no_mean(cell)
 
 
@@ -132,8 +133,8 @@ def _why_no_mean(cell: Candidates) -> str | None:
     return None
 
 
-def _why_no_t3a(member: Member) -> str | None:
-    """The reason why T3A cannot adapt a model."""
+def _why_not_adapted(member: Member) -> str | None:
+    """The reason why a model cannot adapt to test examples."""
     info = _file_of(member).info(member.model)
     algorithm = build_algorithm(info.spec, info, weights="none", dropout=False)
     linear = algorithm.is_network and not algorithm.network.nonlinear
@@ -154,18 +155,18 @@ def make_soup(cell: Candidates, kind: str, dataset: Dataset, device: torch.devic
     """Combine the models of a cell.
 
     :param cell: the models.
-    :param kind: "uniform", "greedy", "ensemble" or "t3a".
+    :param kind: "uniform", "greedy", "ensemble", "t3a" or "unidg".
     :param dataset: the dataset.
     :param device: where to evaluate.
     """
-    cell = Candidates(cell.members[:1]) if kind == T3A else cell
+    cell = Candidates(cell.members[:1]) if kind in ADAPTATIONS else cell
     spec = _soup_spec(cell, kind)
     metrics = [name for name in cell.members[0].metrics if all(name in one.metrics for one in cell.members)]
     with temporary_precision(spec.precision):
         stack = Stack([spec], dataset, device, weights="none", metrics=metrics)
         chosen, state = list(cell.members), None
-        if kind == T3A:
-            record = _adapted(stack, _model(chosen[0], device))
+        if kind in ADAPTATIONS:
+            record = _adapted(stack, _model(chosen[0], device), kind)
         elif kind == ENSEMBLE:
             record = _evaluated(stack, [_model(member, device) for member in chosen])
         else:
@@ -174,8 +175,8 @@ def make_soup(cell: Candidates, kind: str, dataset: Dataset, device: torch.devic
             record = _evaluated(stack, [(stack.algorithm, state)])
     members = tuple(member.model for member in chosen)
     final = replace(
-        spec,
-        hparams={**spec.hparams, "members": float(len(members))},
+        record.spec,
+        hparams={**record.spec.hparams, "members": float(len(members))},
         seed=seed_hash(*(model.shown_id for model in members)),
     )
     return Soup(replace(record, spec=final), members, stack, state)
@@ -247,10 +248,15 @@ def _evaluated(stack: Stack, models: Sequence[Model]) -> RunRecord:
     return _record(stack, (evaluator.in_context if in_context else evaluator.alone)(predict, {}))
 
 
-def _adapted(stack: Stack, model: Model) -> RunRecord:
-    """Evaluate T3A of a model. The number of supports is the first one with the highest validation accuracy."""
-    classified = Classified(*model, stack.dataset, stack.specs[0])
-    tried = [_of_logits(stack, classified.adapted(supports)) for supports in SUPPORTS]
+def _adapted(stack: Stack, model: Model, kind: str) -> RunRecord:
+    """Evaluate T3A or UniDG of a model, with the first of the settings with the highest validation accuracy."""
+    plain = Classified.by(*model, stack.dataset, stack.specs[0])
+    tried = []
+    for settings, classified in [({}, plain)] if kind == T3A else tuned(*model, plain):
+        for supports in SUPPORTS:
+            record = _of_logits(stack, classified.adapted(supports))
+            hparams = {**record.spec.hparams, **settings, "supports": float(supports)}
+            tried.append(replace(record, spec=replace(record.spec, hparams=hparams)))
     return max(tried, key=lambda record: validation_of(record, int(record.steps[0])))
 
 

@@ -7,6 +7,7 @@ normalized supports, has the largest inner product with its features.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -22,45 +23,58 @@ SUPPORTS = (1, 5, 20, 50, 100, 0)  # numbers of supports of each class that are 
 BATCH = 32  # examples that arrive together
 
 
+@dataclass(frozen=True)
 class Classified:
-    """The features of all examples of a dataset, and what the classifier of a trained model predicts from them.
+    """The features `[N, F]` of all examples of a dataset, and what a classifier predicts from them, `[N, C]`.
 
-    :param algorithm: the algorithm, with a linear classifier.
-    :param state: its state.
-    :param dataset: the dataset, on the device of the state.
-    :param spec: the spec of the run.
+    `weight` is the weight of the classifier of the trained model, and `of_weight` what it predicts from its rows.
     """
 
+    features: Tensor
+    logits: Tensor
+    weight: Tensor
+    of_weight: Tensor
+    dataset: Dataset
+    spec: RunSpec
+
+    @classmethod
     @torch.no_grad()
-    def __init__(self, algorithm: Algorithm, state: State, dataset: Dataset, spec: RunSpec) -> None:
+    def by(cls, algorithm: Algorithm, state: State, dataset: Dataset, spec: RunSpec) -> "Classified":
+        """The features and logits of a trained model.
+
+        :param algorithm: the algorithm, with a linear classifier.
+        :param state: its state.
+        :param dataset: the dataset, on the device of the state.
+        :param spec: the spec of the run.
+        """
         network, params = algorithm.network, algorithm.network.unflatten(state["params"])
         chunks = torch.split(torch.arange(len(dataset.labels), device=dataset.labels.device), 4 * BATCH)
-        self._features = torch.cat([network.features(params, x) for x in dataset.batches(chunks)])
-        self._weight = params["classifier.weight"]
-        self._logits, self._of_weight = (network.classify(params, x) for x in (self._features, self._weight))
-        self._dataset, self._spec = dataset, spec
+        features = torch.cat([network.features(params, x) for x in dataset.batches(chunks)])
+        weight = params["classifier.weight"]
+        logits, of_weight = (network.classify(params, x) for x in (features, weight))
+        return cls(features, logits, weight, of_weight, dataset, spec)
 
     def adapted(self, supports: int) -> TensorDataset:
         """The logits of all examples, as a dataset. The classifier adapts to each "in" and "out" split by itself.
 
         :param supports: number of supports of each class; 0 is all.
         """
-        logits = torch.empty_like(self._logits)
-        for members in self._splits():
-            own = members.to(logits.device)
-            logits[own] = t3a(self._features[own], self._logits[own], self._weight, self._of_weight, supports)
-        data, bounds = self._dataset, self._dataset.bounds
+        logits = torch.empty_like(self.logits)
+        for members in self.splits():
+            logits[members] = t3a(self.features[members], self.logits[members], self.weight, self.of_weight, supports)
+        logits = logits.nan_to_num(0.0, 0.0, 0.0)  # features may overflow; inputs of datasets are finite
+        data, bounds = self.dataset, self.dataset.bounds
         parts = [(logits[i:j], data.labels[i:j]) for i, j in pairwise(bounds)]
         adapted = TensorDataset(data.name, data.environments, data.classes, parts)
         adapted.splits = data.splits
         return adapted
 
-    def _splits(self) -> Iterator[Tensor]:
+    def splits(self) -> Iterator[Tensor]:
         """The examples of each split, in random order: datasets may be sorted by class."""
-        generator = torch.Generator().manual_seed(self._spec.trial_seed)
-        for env in range(len(self._dataset.environments)):
-            for members in split_environment(self._dataset, env, self._spec.trial_seed, holdout_fraction(self._spec)):
-                yield members[torch.randperm(len(members), generator=generator)]
+        generator, fraction = torch.Generator().manual_seed(self.spec.trial_seed), holdout_fraction(self.spec)
+        for env in range(len(self.dataset.environments)):
+            for members in split_environment(self.dataset, env, self.spec.trial_seed, fraction):
+                yield members[torch.randperm(len(members), generator=generator)].to(self.logits.device)
 
 
 @torch.no_grad()
@@ -73,21 +87,24 @@ def t3a(features: Tensor, logits: Tensor, weight: Tensor, of_weight: Tensor, sup
     :param of_weight: what the classifier predicts from the rows of its weight, `[C, C]`.
     :param supports: number of supports of each class that are kept; 0 is all.
     """
-    kept, classes, entropies = F.normalize(weight), of_weight.argmax(1), _entropies(of_weight)
+    kept, classes, entropies = F.normalize(weight), of_weight.argmax(1), entropies_of(of_weight)
     found = []
     for z, p in zip(torch.split(features, BATCH), torch.split(logits, BATCH), strict=True):
         kept = torch.cat([kept, F.normalize(z)])
         classes = torch.cat([classes, p.argmax(1)])
-        entropies = torch.cat([entropies, _entropies(p)])
         if supports:
+            entropies = torch.cat([entropies, entropies_of(p)])
             chosen = _surest(classes, entropies, len(weight), supports)
             kept, classes, entropies = kept[chosen], classes[chosen], entropies[chosen]
-        prototypes = F.normalize(torch.zeros_like(weight).index_add(0, classes, kept))
-        found.append(z @ prototypes.T)
+        sums = torch.zeros_like(weight).index_add(0, classes, kept)
+        found.append(z @ F.normalize(sums).T)
+        if not supports:  # no support will be removed, so that the sum of each class replaces them
+            kept, classes = sums, torch.arange(len(weight), device=classes.device)
     return torch.cat(found)
 
 
-def _entropies(logits: Tensor) -> Tensor:
+def entropies_of(logits: Tensor) -> Tensor:
+    """The entropies [N] of predictions [N, C]."""
     return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
 
 

@@ -213,13 +213,17 @@ def find_model(folder: Path, run: str | None, average: str | None) -> KeptModel:
         return found[0]
     if not every:
         raise SandmaskError(f"{folder} holds no models. Train the sweep with --keep-models best, or last.")
-    if not of_kind:
-        kinds = ", ".join(sorted({model.kind for model in every if model.kind != WEIGHTS})) or "none"
+    averages = sorted({model.average for model in every if model.average is not None})
+    if average is not None and not of_kind:
+        kinds = ", ".join(averages) or "none"
         raise SandmaskError(f"{folder} holds no models of the average {average!r}. It has these averages: {kinds}.")
-    which = f"{len(found)} models" if run is None else f"{len(found) or 'no'} models of run {run!r}"
-    raise SandmaskError(
-        f"{folder} holds {which}. Name one with --run ID; `sandmask sweep models {in_shell(folder)}` lists them."
-    )
+    which = f"{len(found) or 'no'} models of run {run!r}"
+    if run is None:
+        which = f"{len(every)} models" if average is None else f"{len(of_kind)} models of the average {average!r}"
+    choose = "Name one with --run ID"
+    if average is None and averages:
+        choose += f", or averaged weights with --run ID --average {' or '.join(averages)}"
+    raise SandmaskError(f"{folder} holds {which}. {choose}; `sandmask sweep models {in_shell(folder)}` lists them.")
 
 
 class StackModels:

@@ -20,6 +20,7 @@ from sandmask.networks.batch_norm import RUNNING
 from sandmask.records import AVERAGES, RunRecord, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.registry import closest
+from sandmask.selection import ADAPTATIONS
 from sandmask.training.checkpoint import MODELS_SUFFIX, load_checked, save_tree
 from sandmask.training.folder import MODEL, RECORDS, RunFolder
 from sandmask.training.hub import PREFIX, fetch, push_to_hub, save_for_hub
@@ -259,8 +260,8 @@ def _why_no_model(path: Path, average: str | None) -> str:
         return f"{path} holds records of {len(runs)} runs and no model. Train one of these runs with `sandmask train`."
     if runs[0].status == "diverged":
         return _diverged(path)
-    if (kind := runs[0].spec.options.get("soup")) in ("ensemble", "t3a"):
-        what = "an ensemble" if kind == "ensemble" else "a model adapted by T3A"
+    if (kind := runs[0].spec.options.get("soup")) in ("ensemble", *ADAPTATIONS):
+        what = "an ensemble" if kind == "ensemble" else f"a model adapted by {ADAPTATIONS[kind]}"
         return f"{path} is {what}, which has no model file, only a record. Load a member, or a uniform or greedy soup."
     if runs[0].status == "done":
         return f"{path} has no {MODEL}, although its run is finished. Rerun the same command to make it again."

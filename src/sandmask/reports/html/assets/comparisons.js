@@ -52,7 +52,7 @@ const RANK_NEEDS =
 // As `is_soup` in sandmask.selection.
 function isSoup(method) {
   const [, ...spoken] = method.split(" (")[0].split(" + ");
-  return spoken.some((word) => word === "ensemble" || word === "T3A" || word.endsWith(" soup"));
+  return spoken.some((word) => ["ensemble", "T3A", "UniDG"].includes(word) || word.endsWith(" soup"));
 }
 
 function rankFigure(statistics, rows, scope, where) {
@@ -70,7 +70,7 @@ function rankFigure(statistics, rows, scope, where) {
       `their mean ranks differ by less than ${critical.toFixed(2)}.`,
       `${RANK_NEEDS}. The test assumes independent domains; domains that share training data are not independent.`,
       left.length && `Left out because runs are missing: ${listed(left)}.`,
-      left.length < unranked.length && "Soups and ensembles, which combine many runs, are not ranked.",
+      left.length < unranked.length && "Soups, ensembles and adapted models are not ranked.",
     ),
     draw: ({ width, colors }) => rankChart({ title, methods, critical, width, colors }),
     table: () => ({

@@ -22,7 +22,7 @@ from sandmask.training import choose_device
 from sandmask.training.precision import sweep_precision
 
 MOST_CORES = 8  # largest default number of workers on a CPU; each takes half a gigabyte
-_SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # Slurm's names, and those of submitit
+_LEAST_MEGABYTES = 500  # that a worker needs
 _GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 
 
@@ -218,9 +218,9 @@ def slurm_parameters(given: Mapping[str, str | int] | Sequence[str]) -> dict[str
         if not (name and equals and value):
             raise SandmaskError(f"--slurm should look like NAME=VALUE, such as partition=gpu. Found {item!r}.")
         short = name.removeprefix("slurm_")
-        full = _SHORT.get(short, short)
-        if full == "mem_gb" and not value.isdecimal():
-            full = "mem"  # Slurm's own notation, such as 16G
+        full = "timeout_min" if short == "time" else short
+        if full == "mem" and value.isdecimal() and 0 < int(value) < _LEAST_MEGABYTES:  # 0 is the memory of the node
+            raise SandmaskError(f"--slurm mem={value} is {value} MB in Slurm. For gigabytes, write mem={value}G.")
         if full in _GENERAL and full != "timeout_min" and not value.isdecimal():
             raise SandmaskError(f"--slurm {short}= should be a whole number. Found {value!r}.")
         number = int(value) if value.isdecimal() else value

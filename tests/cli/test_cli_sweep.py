@@ -184,7 +184,7 @@ def test_options_for_slurm_replace_our_own_and_times_are_read_as_slurm_writes_th
     expected = {"timeout_min": 10, "cpus_per_task": 3, "slurm_partition": "gpu", "slurm_mem": "16G"}
     assert slurm_parameters(asked) == expected
     assert slurm_parameters({"mem": 16000, "mem_gb": 16}) == {"slurm_mem": 16000, "mem_gb": 16}  # MB, as in sbatch
-    with pytest.raises(SandmaskError, match="mem=16 is 16 MB in Slurm.* write mem=16G"):
+    with pytest.raises(SandmaskError, match=r"mem=16 is 16 MB in Slurm.* write mem=16G"):
         slurm_parameters(["mem=16"])
     times = {"90": 90, "90:30": 91, "02:00:00": 120, "1-12": 2160, "1-12:30": 2190, "0-0:0:1": 1}
     assert {each: slurm_parameters([f"time={each}"])["timeout_min"] for each in times} == times

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -153,3 +154,10 @@ def test_a_sweep_that_no_memory_holds_is_refused_before_it_is_expanded(
 ) -> None:
     with pytest.raises(SandmaskError, match=r"The sweep has [0-9,]+ runs .*; the limit is 1,000,000"):
         expand(small_sweep(**changes))
+
+
+def test_words_for_weights_are_not_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = SweepSpec(datasets=("DebugVector",), algorithms=("ERM",))
+    named = [normalized(replace(sweep, weights=weights)).weights for weights in (None, "none", "pretrained", "w.pth")]
+    assert named == [None, "none", "pretrained", str(tmp_path / "w.pth")]

@@ -16,6 +16,7 @@ from sandmask.datasets import DatasetEntry, absolute, dataset_entry, double_mean
 from sandmask.errors import SandmaskError
 from sandmask.hparams import OPTIONAL, Space, seed_hash, space_for
 from sandmask.hparams._shared import LR_DROP_STEPS
+from sandmask.networks._build import NO_WEIGHTS, PRETRAINED
 from sandmask.records import RunSpec, parse_measures, read_runs
 from sandmask.records._averages import first_stage
 from sandmask.registry import check_known, closest
@@ -61,8 +62,12 @@ def normalized(sweep: SweepSpec) -> SweepSpec:
         metrics=parse_measures(sweep.metrics),
         sampler=sampler_name(sweep.sampler) if sweep.search == OPTUNA else sweep.sampler,
         first_stage=None if sweep.first_stage is None else os.path.abspath(sweep.first_stage),  # noqa: PTH100
-        weights=sweep.weights if sweep.weights in (None, "none") else os.path.abspath(sweep.weights),  # noqa: PTH100
+        weights=None if sweep.weights is None else _absolute_weights(sweep.weights),
     )
+
+
+def _absolute_weights(weights: str) -> str:
+    return weights if weights in (PRETRAINED, NO_WEIGHTS) else os.path.abspath(weights)  # noqa: PTH100
 
 
 def expand(sweep: SweepSpec) -> Expansion:

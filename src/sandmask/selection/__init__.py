@@ -11,22 +11,24 @@ Your own rule is a function of one run: see `selection_rule`.
 """
 
 from sandmask.selection._groups import (
-    ADAPTATIONS,
-    SEARCH,
     GroupKey,
-    adaptation_of,
-    algorithm_of,
     candidates,
     changed_by_hand,
     group_runs,
-    is_searched,
     is_settled,
-    is_soup,
-    method_names,
     rivals,
     select,
-    settings_of,
     siblings,
+)
+from sandmask.selection._method_names import (
+    ADAPTATIONS,
+    SEARCH,
+    adaptation_of,
+    algorithm_of,
+    is_searched,
+    is_soup,
+    method_names,
+    settings_of,
     spoken_soup,
 )
 from sandmask.selection._rules import (

@@ -236,6 +236,20 @@ def test_another_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:
         Sweep.read(tmp_path / "elsewhere")
 
 
+def test_runs_on_files_that_have_changed_are_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for value in (0.0, 1.0):
+        numbers = np.full((60, 3), value, dtype=np.float32)
+        numbers[:, 0] += np.arange(60)
+        arrays: dict[str, Any] = {"inputs": numbers, "class": np.arange(60) % 2, "domain": np.arange(60) % 3}
+        np.savez(tmp_path / "scans.npz", **arrays)
+        asked = {**ASKED, "datasets": tmp_path / "scans.npz", "test_envs": [0], "algorithms": "ERM"}
+        swept = sandmask.sweep(tmp_path / "sweep", **asked, **HERE, progress="lines")
+        assert swept.trained == 2
+        said = capfd.readouterr().err
+        assert ("are not part of the sweep any more, because its files have changed" in said) == (value == 1.0)
+    assert "note: 2 runs on scans-" in said
+
+
 def test_names_in_the_view_are_not_markup() -> None:
     stack = StackStatus("s", "photos[/b]", "ERM", 1, 0, 10, 0.0, "cpu", "here", 0.0)
     assert "photos[/b] ERM  1 run  " in _plain(SweepStatus(1, 0, 1, 10, 0, 0.0, (stack,), ()))

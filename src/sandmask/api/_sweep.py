@@ -44,6 +44,7 @@ from sandmask.sweeps import (
 )
 from sandmask.sweeps._only import Only, only_some
 from sandmask.sweeps._spec import OPTUNA
+from sandmask.sweeps._status import notes_on_changed_data
 from sandmask.sweeps.executors import shared_gpus
 from sandmask.training.loop import CHECKPOINT_SECONDS
 
@@ -229,7 +230,8 @@ def sweep(
     finished = target.finished()
     check_sources(expansion, options, [run.dataset for run in runs() if run.id not in finished], screen)
     with sigterm_raises(), SweepDisplay(status, screen) as display:
-        for note in (*expansion.notes, *chosen.notes, *_notes_on_rules(spec, diagnostics=diagnostics)):
+        notes = (*notes_on_changed_data(target, expansion.sources), *_notes_on_rules(spec, diagnostics=diagnostics))
+        for note in (*expansion.notes, *chosen.notes, *notes):
             display.say(f"note: {note}")
         before = status()
         display.say(f"{headline(before)}; records in {Path(folder)}")

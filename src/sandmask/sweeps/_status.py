@@ -1,11 +1,12 @@
 """The status of a sweep, which any process can read from its folder."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from sandmask._text import counted, printable
 from sandmask.records import RunSpec
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claims, turn
@@ -82,6 +83,22 @@ def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
         standings=_standings(progress, training.keys() | resumable, done),
         seconds_left=_seconds_left(left, stacks, training, folder),
     )
+
+
+def notes_on_changed_data(folder: SweepFolder, datasets: Collection[str]) -> list[str]:
+    """Say how many finished runs are on an earlier version of a dataset, whose name changes with its files.
+
+    :param folder: the sweep's folder.
+    :param datasets: names of the sweep's datasets in records.
+    """
+    outdated: Counter[str] = Counter()
+    for stack in read_progress(folder):
+        if stack.state == "done" and stack.dataset not in datasets:
+            outdated[stack.dataset] += stack.runs
+    return [
+        f"{counted(runs, 'run')} on {printable(name)} are not part of the sweep any more, because its files have changed."
+        for name, runs in outdated.items()
+    ]
 
 
 def write_work(folder: SweepFolder, work: Mapping[str, float]) -> None:

@@ -246,8 +246,8 @@ def test_runs_on_files_that_have_changed_are_counted(tmp_path: Path, capfd: pyte
         swept = sandmask.sweep(tmp_path / "sweep", **asked, **HERE, progress="lines")
         assert swept.trained == 2
         said = capfd.readouterr().err
-        assert ("are not part of the sweep any more, because its files have changed" in said) == (value == 1.0)
-    assert "note: 2 runs on scans-" in said
+        assert ("note: the files of scans-" in said) == (value == 1.0)
+    assert "have changed, so the sweep no longer includes 2 runs on it." in said
 
 
 def test_names_in_the_view_are_not_markup() -> None:

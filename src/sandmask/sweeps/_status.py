@@ -96,7 +96,7 @@ def notes_on_changed_data(folder: SweepFolder, datasets: Collection[str]) -> lis
         if stack.state == "done" and stack.dataset not in datasets:
             outdated[stack.dataset] += stack.runs
     return [
-        f"{counted(runs, 'run')} on {printable(name)} are not part of the sweep any more, because its files have changed."
+        f"the files of {printable(name)} have changed, so the sweep no longer includes {counted(runs, 'run')} on it."
         for name, runs in outdated.items()
     ]
 

@@ -240,6 +240,15 @@ def test_an_unused_gpu_is_a_problem_and_none_is_a_note(monkeypatch: pytest.Monke
     assert "without CUDA" in only(_machine_checks._no_gpu).says
 
 
+def test_a_source_folder_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "distributions", lambda **_: iter(()))
+    found = examine(_checks.installation)
+    assert found["packages"].status == "note"
+    assert "is not installed" in found["packages"].says
+    assert found["masks"].status == "ok"
+    assert examine(_checks.extras) == {}
+
+
 def test_a_gpu_that_does_not_compute_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> tuple[int, int]:
         raise RuntimeError("no kernel image is available")

@@ -56,7 +56,9 @@ def installation(say: Say) -> None:
     else:
         say("Python", "problem", f"{python} is not supported", "create an environment with Python 3.11 to 3.14")
     _, faults = _packages("")
-    if faults:
+    if not _is_installed():
+        say("packages", "note", "not checked: sandmask runs from its source and is not installed", "pip install -e .")
+    elif faults:
         say("packages", "problem", "; ".join(faults), "pip install --upgrade sandmask")
     else:
         say("packages", "ok", "all required ones are installed")
@@ -78,7 +80,8 @@ def installation(say: Say) -> None:
 def _packages(extra: str) -> tuple[list[str], list[str]]:
     """The installed packages of an extra with their versions, and problems. The extra "" has the required packages."""
     found, faults = [], []
-    for match in map(_REQUIREMENT.match, metadata.requires("sandmask") or []):
+    required = metadata.requires("sandmask") if _is_installed() else None
+    for match in map(_REQUIREMENT.match, required or []):
         if match is None or (match["extra"] or "") != extra:
             continue
         name, oldest = match["name"], match["oldest"] or "0"
@@ -93,13 +96,19 @@ def _packages(extra: str) -> tuple[list[str], list[str]]:
     return found, faults
 
 
+def _is_installed() -> bool:
+    """Whether pip knows sandmask. A source folder in PYTHONPATH has no list of requirements."""
+    return any(metadata.distributions(name="sandmask"))
+
+
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def extras(say: Say) -> None:
     """The optional parts, with the versions of their packages."""
-    for extra in metadata.metadata("sandmask").get_all("Provides-Extra") or []:
+    names = metadata.metadata("sandmask").get_all("Provides-Extra") if _is_installed() else None
+    for extra in names or []:
         if extra == "dev":
             continue
         found, faults = _packages(extra)

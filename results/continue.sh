@@ -4,12 +4,12 @@
 #   results/continue.sh results/paper/spirals.toml 480 results/paper/spirals_variants.records.parquet \
 #     --algorithms ANDMask-rescaled,SANDMask-rescaled,SANDMask-released --device cuda --workers 8
 # SWEEP.toml describes the sweep. ARCHIVE is read at the start, if it exists, and written again every half minute, so that
-# little is lost if the machine goes away. COPY is a folder that receives it as well. PYTHON is the interpreter. Allow half a minute more than
-# SECONDS, to save checkpoints and records.
+# little is lost if the machine goes away. COPY is a folder that receives it as well. FOLDER is the sweep's folder, and
+# PYTHON the interpreter. Allow half a minute more than SECONDS, to save checkpoints and records.
 set -euo pipefail
 config=$1 seconds=$2 archive=$3
 shift 3
-python=${PYTHON:-python3} folder=runs/$(basename "$config" .toml) every=${EVERY:-30}
+python=${PYTHON:-python3} folder=${FOLDER:-runs/$(basename "$config" .toml)} every=${EVERY:-30}
 export PYTHONPATH="${PYTHONPATH:-$(dirname "$0")/../src}"
 
 keep() {
